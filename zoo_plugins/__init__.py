@@ -1,0 +1,38 @@
+"""
+Plugins for RL Baselines3 Zoo.
+
+Every Python start imports this file (see :mod:`zoo_plugins._startup`), so it imports nothing itself:
+the public names below are loaded when they are first used (:pep:`562`).
+"""
+
+__version__ = "0.1.0"
+
+TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the import of typing
+if TYPE_CHECKING:
+    from zoo_plugins.algos import SeqRecurrentPPO as SeqRecurrentPPO
+    from zoo_plugins.buffers import SequenceDictRolloutBuffer as SequenceDictRolloutBuffer
+    from zoo_plugins.buffers import SequenceRolloutBuffer as SequenceRolloutBuffer
+    from zoo_plugins.registry import AlgoSpec as AlgoSpec
+    from zoo_plugins.registry import PluginError as PluginError
+
+_PUBLIC = {
+    "AlgoSpec": "zoo_plugins.registry",
+    "PluginError": "zoo_plugins.registry",
+    "SeqRecurrentPPO": "zoo_plugins.algos",
+    "SequenceDictRolloutBuffer": "zoo_plugins.buffers",
+    "SequenceRolloutBuffer": "zoo_plugins.buffers",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -1,0 +1,5 @@
+"""Algorithms: one file each."""
+
+from zoo_plugins.algos.seq_recurrent_ppo import SeqRecurrentPPO
+
+__all__ = ["SeqRecurrentPPO"]

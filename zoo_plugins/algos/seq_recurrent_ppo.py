@@ -1,0 +1,348 @@
+"""Recurrent PPO that trains on whole sequences."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any, TypeVar, cast
+
+import torch as th
+from gymnasium import spaces
+from sb3_contrib import RecurrentPPO
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.utils import explained_variance
+from torch import nn
+from torch.nn import functional as F
+
+from zoo_plugins.buffers.sequence_rollout_buffer import SequenceBatch, SequenceDictRolloutBuffer, SequenceRolloutBuffer
+
+SelfSeqRecurrentPPO = TypeVar("SelfSeqRecurrentPPO", bound="SeqRecurrentPPO")
+
+
+class SeqRecurrentPPO(RecurrentPPO):
+    """
+    Recurrent PPO (LSTM) that reads each minibatch with one LSTM call over padded sequences.
+
+    It is :class:`sb3_contrib.RecurrentPPO`, several times faster: same policies, hyperparameters, logs and files, and with
+    the same seed the same minibatches and, up to floating point error, the same weights. ``RecurrentPPO`` cuts its
+    minibatches into sequences wherever an episode starts, and then still calls the LSTM timestep by timestep in case an
+    episode starts in the middle of a sequence. None ever does, so that loop can go.
+    See https://github.com/Stable-Baselines-Team/stable-baselines3-contrib/issues/113 for the cost of the loop.
+
+    Paper: https://arxiv.org/abs/1707.06347 (PPO)
+
+    :param policy: The policy model to use (MlpLstmPolicy, CnnLstmPolicy, MultiInputLstmPolicy), or a subclass of
+        sb3_contrib's ``RecurrentActorCriticPolicy`` that keeps its ``evaluate_actions``
+    :param env: The environment to learn from (if registered in Gym, can be str)
+    :param learning_rate: The learning rate, it can be a function of the current progress remaining (from 1 to 0)
+    :param n_steps: The number of steps to run for each environment per update
+        (i.e. rollout size is n_steps * n_envs)
+    :param batch_size: Minibatch size, in timesteps; ``None``, or a value above the rollout size, means the whole rollout.
+        A minibatch (or remainder of one) of a single timestep is trained on without normalising its advantage
+    :param n_epochs: Number of epochs when optimizing the surrogate loss
+    :param gamma: Discount factor
+    :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator
+    :param clip_range: Clipping parameter, it can be a function of the current progress remaining (from 1 to 0)
+    :param clip_range_vf: Clipping parameter for the value function, it can be a function of the current progress
+        remaining (from 1 to 0). ``None`` means no clipping. It depends on the reward scaling
+    :param normalize_advantage: Whether to normalize the advantages of each minibatch
+    :param ent_coef: Entropy coefficient for the loss calculation
+    :param vf_coef: Value function coefficient for the loss calculation
+    :param max_grad_norm: The maximum value for the gradient clipping
+    :param use_sde: Whether to use generalized State Dependent Exploration (gSDE) instead of action noise exploration
+    :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE; -1: only at the start of a rollout
+    :param target_kl: Stop the update when the KL divergence from the acting policy exceeds 1.5 times this value.
+        ``None`` means no limit
+    :param stats_window_size: Window size for the rollout logging, in episodes
+    :param tensorboard_log: The log location for tensorboard (if None, no logging)
+    :param policy_kwargs: Additional arguments for the policy; the dict is copied
+    :param verbose: Verbosity level: 0 no output, 1 info, 2 debug
+    :param seed: Seed for the pseudo random generators
+    :param device: Device (cpu, cuda, ...) on which the code should be run
+    :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    :param rollout_buffer_class: Rollout buffer class to use: a :class:`SequenceRolloutBuffer` or
+        :class:`SequenceDictRolloutBuffer`. ``None`` selects one by the observation space
+    :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
+    :raises ValueError: if ``batch_size`` is below 1, or the policy or the buffer is not of the kind described above
+    """
+
+    policy: RecurrentActorCriticPolicy
+    rollout_buffer: SequenceRolloutBuffer | SequenceDictRolloutBuffer
+
+    def __init__(
+        self,
+        policy: str | type[RecurrentActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 128,
+        batch_size: int | None = 128,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+    ):
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            normalize_advantage=normalize_advantage,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            # SB3 policies write into it (see stable-baselines3 issue #1895)
+            policy_kwargs=deepcopy(policy_kwargs),
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=False,
+        )
+        self.rollout_buffer_class = rollout_buffer_class
+        self.rollout_buffer_kwargs = dict(rollout_buffer_kwargs or {})
+
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1 timestep, or None for the whole rollout, not {self.batch_size}")
+        super()._setup_model()
+        _check_policy(self.policy)
+
+        # The attribute stays None by default, so that a saved model opens where this package is not installed
+        buffer_class = self.rollout_buffer_class
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        default_class = SequenceDictRolloutBuffer if is_dict else SequenceRolloutBuffer
+        if buffer_class is None:
+            buffer_class = default_class
+        elif not issubclass(buffer_class, default_class):
+            raise ValueError(
+                f"rollout_buffer_class must be a {default_class.__name__} for this observation space, "
+                f"not {buffer_class.__name__}"
+            )
+        self.rollout_buffer = buffer_class(
+            self.n_steps,
+            self.observation_space,
+            self.action_space,
+            self.rollout_buffer.hidden_state_shape,
+            device=self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
+            **self.rollout_buffer_kwargs,
+        )
+
+    def train(self) -> None:
+        """Update policy using the currently gathered rollout buffer."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
+        clip_range_vf = None
+        if self.clip_range_vf is not None:
+            clip_range_vf = self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
+
+        # Read back once, after the last minibatch: every .item() in the loop would wait for the device
+        statistics: list[dict[str, th.Tensor]] = []
+        n_timesteps, n_padded, n_sequences = 0, 0, 0
+        continue_training = True
+
+        for epoch in range(self.n_epochs):
+            epoch_start = len(statistics)
+            for batch in cast(Iterator[SequenceBatch], self.rollout_buffer.get(self.batch_size)):
+                loss, batch_statistics = self._loss(batch, clip_range, clip_range_vf)
+                statistics.append(batch_statistics)
+                n_timesteps += len(batch.positions)
+                n_padded += batch.n_seq * batch.max_length
+                n_sequences += batch.n_seq
+
+                approx_kl = batch_statistics["approx_kl"]
+                if self.target_kl is not None and approx_kl > 1.5 * self.target_kl:
+                    continue_training = False
+                    if self.verbose >= 1:
+                        print(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
+                    break
+
+                self.policy.optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+                self.policy.optimizer.step()
+
+            self._n_updates += 1
+            if not continue_training:
+                break
+
+        rows = th.stack([th.stack(list(row.values())) for row in statistics]).cpu()
+        means = dict(zip(statistics[0], rows.mean(dim=0).tolist(), strict=True))
+        last_row = dict(zip(statistics[0], rows[-1].tolist(), strict=True))
+        last_epoch = dict(zip(statistics[0], rows[epoch_start:].mean(dim=0).tolist(), strict=True))
+
+        self.logger.record("train/entropy_loss", means["entropy_loss"])
+        self.logger.record("train/policy_gradient_loss", means["policy_gradient_loss"])
+        self.logger.record("train/value_loss", means["value_loss"])
+        self.logger.record("train/approx_kl", last_epoch["approx_kl"])
+        self.logger.record("train/clip_fraction", means["clip_fraction"])
+        self.logger.record("train/loss", last_row["loss"])
+        self.logger.record(
+            "train/explained_variance",
+            explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()),
+        )
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/clip_range", clip_range)
+        if clip_range_vf is not None:
+            self.logger.record("train/clip_range_vf", clip_range_vf)
+        self.logger.record("train/n_sequences", n_sequences / len(statistics))
+        self.logger.record("train/padding", 1 - n_timesteps / n_padded)
+
+    def _loss(
+        self, batch: SequenceBatch, clip_range: float, clip_range_vf: float | None
+    ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
+        """
+        PPO loss of a minibatch.
+
+        :param batch: The minibatch
+        :param clip_range: Current clipping parameter
+        :param clip_range_vf: Current clipping parameter for the value function, if any
+        :return: the loss and what is logged about it, detached
+        """
+        values, log_prob, entropy = self._evaluate_actions(batch)
+
+        advantages = batch.advantages
+        # Normalization does not make sense for a single timestep, see stable-baselines3 issue #325
+        if self.normalize_advantage and len(advantages) > 1:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
+        # ratio between old and new policy, should be one at the first iteration
+        log_ratio = log_prob - batch.old_log_prob
+        ratio = th.exp(log_ratio)
+        policy_loss = -th.min(advantages * ratio, advantages * th.clamp(ratio, 1 - clip_range, 1 + clip_range)).mean()
+
+        if clip_range_vf is not None:
+            values = batch.old_values + th.clamp(values - batch.old_values, -clip_range_vf, clip_range_vf)
+        value_loss = F.mse_loss(values, batch.returns)
+
+        # Without an analytical form, -log_prob approximates the entropy
+        entropy_loss = -th.mean(-log_prob if entropy is None else entropy)
+
+        loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
+
+        with th.no_grad():
+            statistics = {
+                "entropy_loss": entropy_loss.detach(),
+                "policy_gradient_loss": policy_loss.detach(),
+                "value_loss": value_loss.detach(),
+                # See http://joschu.net/blog/kl-approx.html
+                "approx_kl": th.mean((ratio - 1) - log_ratio),
+                "clip_fraction": th.mean((th.abs(ratio - 1) > clip_range).float()),
+                "loss": loss.detach(),
+            }
+        return loss, statistics
+
+    def _evaluate_actions(self, batch: SequenceBatch) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        """
+        Evaluate the actions of a minibatch according to the current policy.
+
+        Same result as sb3_contrib's ``RecurrentActorCriticPolicy.evaluate_actions``, in one call per LSTM.
+
+        :param batch: The minibatch
+        :return: values, log likelihood of the actions and entropy of the action distribution
+            (None without an analytical form). Shape of each: (n_steps,)
+        """
+        policy = self.policy
+        features = policy.extract_features(batch.observations)
+        pi_features, vf_features = (features, features) if isinstance(features, th.Tensor) else features
+
+        latent_pi = _run_lstm(policy.lstm_actor, pi_features, batch.lstm_states.pi, batch)
+        if policy.lstm_critic is not None:
+            latent_vf = _run_lstm(policy.lstm_critic, vf_features, batch.lstm_states.vf, batch)
+        elif policy.shared_lstm:
+            # Only the actor's gradient reaches a shared LSTM
+            latent_vf = latent_pi.detach()
+        else:
+            assert policy.critic is not None
+            latent_vf = policy.critic(vf_features)
+
+        distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(latent_pi))
+        values = policy.value_net(policy.mlp_extractor.forward_critic(latent_vf)).flatten()
+        actions = batch.actions
+        if isinstance(self.action_space, spaces.Discrete):
+            actions = actions.long().flatten()
+        return values, distribution.log_prob(actions), distribution.entropy()
+
+    def learn(
+        self: SelfSeqRecurrentPPO,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "SeqRecurrentPPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfSeqRecurrentPPO:
+        """See :meth:`sb3_contrib.RecurrentPPO.learn`."""
+        return super().learn(
+            total_timesteps=total_timesteps,
+            callback=callback,
+            log_interval=log_interval,
+            tb_log_name=tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+        )
+
+
+def _run_lstm(lstm: nn.LSTM, features: th.Tensor, states: tuple[th.Tensor, ...], batch: SequenceBatch) -> th.Tensor:
+    """
+    Run an LSTM over all sequences of a minibatch at once.
+
+    :param lstm: The LSTM
+    :param features: Its input. Shape: (n_steps, features_dim)
+    :param states: Hidden and cell states at the start of each sequence. Shape of each: (n_layers, n_seq, hidden_size)
+    :param batch: The minibatch that the features come from
+    :return: Its output. Shape: (n_steps, hidden_size)
+    """
+    output, _ = lstm(batch.pad(features), states)
+    return batch.unpad(output)
+
+
+def _check_policy(policy: RecurrentActorCriticPolicy) -> None:
+    """
+    Refuse a policy whose training forward pass would be bypassed.
+
+    :param policy: The policy
+    :raises ValueError: if it has its own ``evaluate_actions`` or ``_process_sequence``
+    """
+    for name in ("evaluate_actions", "_process_sequence"):
+        if getattr(type(policy), name) is not getattr(RecurrentActorCriticPolicy, name):
+            raise ValueError(
+                f"policy {type(policy).__name__} overrides {name}(), which SeqRecurrentPPO replaces while training: "
+                "use RecurrentPPO (ppo_lstm) with it"
+            )
