@@ -1,0 +1,383 @@
+"""The zoo's experiment manager, with classes chosen by name in YAML and mistakes told before any work starts."""
+
+import copy
+import importlib
+import inspect
+import runpy
+from collections import OrderedDict
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import yaml
+from optuna.trial import TrialState
+from rl_zoo3 import exp_manager as upstream
+from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
+from rl_zoo3.utils import ALGOS
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+
+from zoo_plugins import registry, zoo
+from zoo_plugins.config import Block, check_importable, check_kwargs, copy_containers, parse_kwargs
+from zoo_plugins.registry import PluginError, did_you_mean
+
+# Keys of a hyperparameter block that are not parameters of the algorithm: the zoo's, then ours
+ZOO_KEYS = (
+    "n_timesteps",
+    "n_envs",
+    "normalize",
+    "frame_stack",
+    "env_wrapper",
+    "vec_env_wrapper",
+    "callback",
+    "env_kwargs",
+    "monitor_kwargs",
+    "noise_type",
+    "noise_std",
+)
+OWN_KEYS = ("vec_env_class", "vec_env_kwargs")
+# Parameters of the constructors that are filled in by the zoo, or by the algorithm
+ALGO_BY_CALLER = ("env", "tensorboard_log", "seed", "verbose", "device", "_init_setup_model")
+BUFFER_BY_CALLER = (
+    "buffer_size",
+    "observation_space",
+    "action_space",
+    "hidden_state_shape",
+    "device",
+    "env",
+    "gae_lambda",
+    "gamma",
+    "n_envs",
+    "optimize_memory_usage",
+)
+VEC_ENV_BY_CALLER = ("env_fns",)
+# What the zoo's sample_her_params suggests
+HER_PARAMS = ("n_sampled_goal", "goal_selection_strategy")
+
+# Environments opened by the current trial; trials of one study may run in threads
+_trial_envs: ContextVar[list[VecEnv] | None] = ContextVar("_trial_envs", default=None)
+
+
+class TrialHyperparams(dict[str, Any]):
+    """Hyperparameters of which each trial gets its own copy, so that none changes those of the next."""
+
+    def copy(self) -> dict[str, Any]:
+        """
+        Copy, nested dicts and lists included.
+
+        :return: the copy
+        """
+        return copy_containers(dict(self))
+
+
+class PluginExperimentManager(ExperimentManager):
+    """
+    Experiment manager that knows the plugins.
+
+    It takes the place of :class:`rl_zoo3.exp_manager.ExperimentManager`, whose parameters it has.
+
+    :raises PluginError: from :meth:`setup_experiment`, before any environment or log folder is made, if a hyperparameter
+        is wrong, naming its key, its value, its file and what would be valid
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        arguments = inspect.signature(ExperimentManager).bind(*args, **kwargs).arguments
+        self._spec = zoo.SPECS.get(self.algo)
+        if self._spec is not None and not arguments.get("config"):
+            if self._spec.hyperparams is None:
+                raise PluginError(f"algorithm {self.algo!r} comes without hyperparameters: pass --conf-file")
+            self.config = str(self._spec.hyperparams)
+        self._vec_env_is_plugin = False
+        self._her_kwargs: dict[str, Any] = {}
+        self._study: optuna.Study | None = None
+
+    def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
+        """
+        Read and check the hyperparameters, then create the environment and possibly the model.
+
+        :return: the initialized RL model and the hyperparameters to save, None when optimizing hyperparameters
+        """
+        if self.optimize_hyperparameters and self.algo not in HYPERPARAMS_SAMPLER:
+            raise PluginError(
+                f"algorithm {self.algo!r} has no search space for -optimize. Valid: {', '.join(sorted(HYPERPARAMS_SAMPLER))}"
+            )
+        return super().setup_experiment()
+
+    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """
+        Read the block of the environment, overridden by ``--trial-id`` and ``-params``.
+
+        Unlike upstream, it leaves the dict of a ``.py`` file or package as it was, and takes ``--trial-id 0`` for a trial.
+
+        :return: the hyperparameters, and the same, sorted, to be saved
+        :raises PluginError: if the file can't be read or has no block for the environment
+        """
+        block = self._find_block(_read_config(self.config))
+        if "replay_buffer_kwargs" in block:
+            try:
+                self._her_kwargs = parse_kwargs(block["replay_buffer_kwargs"])
+            except PluginError:
+                self._her_kwargs = {}  # not what --trial-id can extend; judged when it is used
+        if self.storage and self.study_name and self.trial_id == 0:
+            trial = self.load_trial(self.storage, self.study_name, 0)
+            self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
+
+        before = dict(block)
+        try:
+            hyperparams, saved_hyperparams = super().read_hyperparameters()
+        finally:
+            block.clear()
+            block.update(before)
+        return copy_containers(hyperparams), OrderedDict(copy_containers(dict(saved_hyperparams)))
+
+    def _find_block(self, config: dict[str, Any]) -> dict[str, Any]:
+        env_id = self.env_name.gym_id
+        fallback = "atari" if self._is_atari else "default"
+        key = env_id if env_id in config else fallback
+        if key not in config:
+            known = [name for name in config if isinstance(name, str)]
+            raise PluginError(
+                f"{self.config} has hyperparameters neither for {env_id!r} nor {fallback!r}{did_you_mean(env_id, known)}"
+            )
+        block = config[key]
+        if not isinstance(block, dict):
+            raise PluginError(f"{key}: {block!r} in {self.config}: expected a map of hyperparameters")
+        return block
+
+    def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> tuple[dict[str, Any], Any, Any, Any]:
+        """
+        Check the hyperparameters and turn names into classes, then let the zoo do its part.
+
+        :param hyperparams: The hyperparameters
+        :return: hyperparameters for the constructor, environment wrapper, callbacks and VecEnv wrapper
+        :raises PluginError: if one of them is wrong
+        """
+        block = Block(hyperparams, self.config, overrides=self.custom_hyperparams or {})
+        self._check_keys(block)
+        block.check_schedules()
+        self._choose_vec_env(block)
+        classes = self._choose_classes(block)
+
+        # They may only be added after upstream's part, which takes a policy for a string
+        hyperparams, env_wrapper, callbacks, vec_env_wrapper = super()._preprocess_hyperparams(block.values)
+        hyperparams.update(classes)
+        # Upstream forgets the env_kwargs of the YAML file
+        if self._eval_env_kwargs_args is None:
+            self.eval_env_kwargs = self.env_kwargs
+
+        if self.optimize_hyperparameters:
+            replay_buffer_class = hyperparams.get("replay_buffer_class")
+            if isinstance(replay_buffer_class, type) and issubclass(replay_buffer_class, HerReplayBuffer):
+                hyperparams["replay_buffer_kwargs"] = zoo.HerKwargs(hyperparams.get("replay_buffer_kwargs") or {})
+            hyperparams = TrialHyperparams(hyperparams)
+        return hyperparams, env_wrapper, callbacks, vec_env_wrapper
+
+    def _check_keys(self, block: Block) -> None:
+        parameters = inspect.signature(ALGOS[self.algo]).parameters
+        required = [name for name, parameter in parameters.items() if _is_required(parameter)]
+        takes_anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        block.check_keys(
+            valid=[*parameters, *ZOO_KEYS, *OWN_KEYS, *(block.values if takes_anything else ())],
+            required=["n_timesteps", *(name for name in required if name not in ALGO_BY_CALLER)],
+            by_caller=ALGO_BY_CALLER,
+        )
+
+    def _choose_vec_env(self, block: Block) -> None:
+        def choose(value: object) -> type:
+            check_importable(value)
+            return registry.resolve("vec_envs", value, zoo.words("vec_envs"))
+
+        vec_env_class = block.pop("vec_env_class", choose)
+
+        def read_kwargs(value: object) -> dict[str, Any]:
+            kwargs = parse_kwargs(value)
+            check_kwargs(vec_env_class or self.vec_env_class, kwargs, VEC_ENV_BY_CALLER)
+            return kwargs
+
+        self.vec_env_kwargs = block.pop("vec_env_kwargs", read_kwargs) or self.vec_env_kwargs
+        if vec_env_class is not None:
+            self.vec_env_class = vec_env_class  # type: ignore[assignment]  # upstream infers a metaclass
+            self._vec_env_is_plugin = vec_env_class not in zoo.words("vec_envs").values()
+
+    def _choose_classes(self, block: Block) -> dict[str, Any]:
+        classes: dict[str, Any] = {
+            "policy": block.pop("policy", self._choose_policy),
+            "policy_kwargs": block.pop("policy_kwargs", _read_policy_kwargs, leave_code=True),
+        }
+        for kind, base in (("replay_buffer", ReplayBuffer), ("rollout_buffer", RolloutBuffer)):
+
+            def choose(value: object, base: type = base) -> type:
+                check_importable(value)
+                cls = registry.resolve("buffers", value, zoo.words("buffers"))
+                if not issubclass(cls, base):
+                    raise PluginError(f"{cls.__name__} is not a subclass of SB3's {base.__name__}")
+                return cls
+
+            buffer_class = block.pop(f"{kind}_class", choose)
+
+            def read_kwargs(value: object, cls: type = buffer_class or base) -> dict[str, Any]:
+                kwargs = parse_kwargs(value, vars(upstream))
+                check_kwargs(cls, kwargs, BUFFER_BY_CALLER)
+                return kwargs
+
+            classes[f"{kind}_class"] = buffer_class
+            # Upstream evaluates the one, and does not know the other
+            leave_code = kind == "replay_buffer"
+            classes[f"{kind}_kwargs"] = block.pop(f"{kind}_kwargs", read_kwargs, leave_code=leave_code)
+        return {key: value for key, value in classes.items() if value is not None}
+
+    def _choose_policy(self, value: object) -> object:
+        check_importable(value)
+        if not isinstance(value, str):
+            return value
+        if "." in value or ":" in value:
+            return registry.import_object(value)
+        aliases = ALGOS[self.algo].policy_aliases
+        if value not in aliases:
+            raise PluginError(
+                f"{self.algo} has no policy {value!r}{did_you_mean(value, aliases)} Valid: {', '.join(aliases)}, "
+                "or a class as my_package.my_module.MyPolicy"
+            )
+        return value
+
+    def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
+        # record_video.py reads env_kwargs from args.yml, and never from config.yml
+        self.args.env_kwargs = self.env_kwargs or None
+        super()._save_config(saved_hyperparams)
+
+    def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
+        """
+        Create the environment and wrap it if necessary.
+
+        A VecEnv class chosen by a plugin's name serves training; evaluation then runs on a DummyVecEnv, in the same
+        wrappers.
+
+        :param n_envs: Number of environments
+        :param eval_env: Whether it is an environment used for evaluation or not
+        :param no_log: Do not log training when doing hyperparameter optimization
+        :return: the vectorized environment, with appropriate wrappers
+        """
+        manager = self
+        if eval_env and self._vec_env_is_plugin:
+            # A copy, because trials may create environments in several threads
+            manager = copy.copy(self)
+            manager.vec_env_class, manager.vec_env_kwargs = DummyVecEnv, {}
+        env = super(PluginExperimentManager, manager).create_envs(n_envs, eval_env, no_log)
+        opened = _trial_envs.get()
+        if opened is not None:
+            opened.append(env)
+        return env
+
+    def load_trial(self, storage: str, study_name: str, trial_id: int | None = None, convert: bool = True) -> dict[str, Any]:
+        """
+        Load the hyperparameters of a trial.
+
+        :param storage: Storage of the study
+        :param study_name: Name of the study
+        :param trial_id: Number of the trial, None for the best one
+        :param convert: Whether to convert them for the algorithm
+        :return: hyperparameters; HER's are with the other arguments of the replay buffer, where upstream forgets them
+        """
+        if convert and self.algo not in HYPERPARAMS_CONVERTER:
+            raise PluginError(f"algorithm {self.algo!r} has no converter for --trial-id")
+        params = super().load_trial(storage, study_name, trial_id, convert)
+        her_params = {key: params.pop(key) for key in HER_PARAMS if convert and key in params}
+        if her_params:
+            params["replay_buffer_kwargs"] = {**self._her_kwargs, **her_params}
+        return params
+
+    def objective(self, trial: optuna.Trial) -> float:
+        """
+        Train with the hyperparameters of a trial.
+
+        :param trial: The trial
+        :return: mean reward of the last evaluation
+        :raises optuna.TrialPruned: if the trial was pruned, its hyperparameters are impossible, or a NaN appeared
+        """
+        self._study = trial.study
+        opened: list[VecEnv] = []
+        token = _trial_envs.set(opened)
+        try:
+            reward = super().objective(trial)
+        except BaseException as error:
+            # Upstream does not close what it opened before a constructor raised
+            for env in opened:
+                env.close()
+            if isinstance(error, (AssertionError, ValueError, FloatingPointError)) and not isinstance(error, PluginError):
+                print(f"Trial {trial.number} pruned: {type(error).__name__}: {error}")
+                raise optuna.TrialPruned(str(error)) from error
+            raise
+        finally:
+            _trial_envs.reset(token)
+        if np.isnan(reward):
+            raise optuna.TrialPruned("the evaluation gave NaN")
+        return reward
+
+    def hyperparameters_optimization(self) -> None:
+        """
+        Search hyperparameters, and write a report.
+
+        :raises PluginError: if no trial finished; all trials stay in the storage
+        """
+        try:
+            super().hyperparameters_optimization()
+        except ValueError as error:
+            if self._study is None or self._study.get_trials(states=[TrialState.COMPLETE]):
+                raise
+            states = [trial.state.name.lower() for trial in self._study.trials]
+            counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+            kept = f"; study {self._study.study_name!r} is kept in {self.storage}" if self.storage else ""
+            raise PluginError(f"no trial finished ({counts}): nothing to report{kept}") from error
+
+
+def _read_config(config: str) -> dict[str, Any]:
+    """
+    Read all hyperparameters from where upstream reads them.
+
+    :param config: Path of a YAML or Python file, or name of a package
+    :return: hyperparameters by environment: the very dict that a package or module holds
+    :raises PluginError: if there is none
+    """
+    try:
+        if config.endswith((".yml", ".yaml")):
+            found = yaml.safe_load(Path(config).read_text())
+        elif config.endswith(".py"):
+            found = runpy.run_path(config)["hyperparams"]
+        else:
+            found = importlib.import_module(config).hyperparams
+    except yaml.YAMLError as error:
+        raise PluginError(f"{config} is not YAML: {' '.join(str(error).split())}") from error
+    except (OSError, ImportError, KeyError, AttributeError) as error:
+        raise PluginError(f"can't read hyperparameters from {config}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, dict):
+        raise PluginError(f"{config}: expected a map of environment ids to hyperparameters, not {type(found).__name__}")
+    return found
+
+
+def _read_policy_kwargs(value: object) -> dict[str, Any]:
+    """
+    Read the keyword arguments of a policy, in which classes may be named.
+
+    :param value: A map or ``"dict(...)"``
+    :return: keyword arguments
+    """
+    kwargs = parse_kwargs(value, vars(upstream))
+    for key, item in kwargs.items():
+        if isinstance(item, str) and key.endswith(("_class", "_fn")):
+            kwargs[key] = parse_kwargs(f"dict({key}={item.replace(':', '.')})", vars(upstream))[key]
+        check_importable(kwargs[key])
+    return kwargs
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+
+
+# Imported first, this module is still empty when the hook of rl_zoo3.exp_manager asks for it
+zoo.extend(upstream)

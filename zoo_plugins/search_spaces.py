@@ -1,0 +1,82 @@
+"""
+Search spaces of our algorithms, for ``-optimize``.
+
+A sampler suggests parameters in transformed form (``batch_size_pow``, ``one_minus_gamma``) and returns what its converter
+makes of them, so that ``--trial-id``, which only has the stored parameters, gives the same hyperparameters back.
+"""
+
+from typing import Any
+
+import optuna
+from torch import nn
+
+NET_ARCH = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
+ACTIVATION_FN = {"tanh": nn.Tanh, "relu": nn.ReLU}
+CRITIC = {
+    "lstm": dict(enable_critic_lstm=True, shared_lstm=False),
+    "shared_lstm": dict(enable_critic_lstm=False, shared_lstm=True),
+    "feedforward": dict(enable_critic_lstm=False, shared_lstm=False),
+}
+
+
+def sample_ppo_lstm_seq_params(
+    trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    Sample hyperparameters of SeqRecurrentPPO.
+
+    The ranges are those of the zoo's ``ppo``, without minibatches so small, or rollouts so long, that a trial takes a
+    multiple of its budget of timesteps or of the time of its neighbours.
+
+    :param trial: Optuna trial
+    :param n_actions: Number of actions, not used
+    :param n_envs: Number of environments; the rollout has at most 2**14 timesteps over all of them
+    :param additional_args: The zoo's additional arguments, not used
+    :return: the sampled hyperparameters
+    """
+    max_n_steps_pow = max(5, min(11, 14 - (n_envs - 1).bit_length()))
+    params = {
+        "n_steps_pow": trial.suggest_int("n_steps_pow", 5, max_n_steps_pow),
+        "batch_size_pow": trial.suggest_int("batch_size_pow", 6, 11),
+        "one_minus_gamma": trial.suggest_float("one_minus_gamma", 0.0001, 0.1, log=True),
+        "one_minus_gae_lambda": trial.suggest_float("one_minus_gae_lambda", 0.0001, 0.2, log=True),
+        "learning_rate": trial.suggest_float("learning_rate", 1e-5, 0.005, log=True),
+        "ent_coef": trial.suggest_float("ent_coef", 1e-8, 0.1, log=True),
+        "clip_range": trial.suggest_categorical("clip_range", [0.1, 0.2, 0.3, 0.4]),
+        "n_epochs": trial.suggest_categorical("n_epochs", [1, 5, 10, 20]),
+        "max_grad_norm": trial.suggest_float("max_grad_norm", 0.3, 2.0),
+        "net_arch": trial.suggest_categorical("net_arch", list(NET_ARCH)),
+        "activation_fn": trial.suggest_categorical("activation_fn", list(ACTIVATION_FN)),
+        "lstm_hidden_size_pow": trial.suggest_int("lstm_hidden_size_pow", 4, 8),
+        "critic": trial.suggest_categorical("critic", list(CRITIC)),
+    }
+    hyperparams = convert_ppo_lstm_seq_params(params)
+    # Display true values
+    for key in ("gamma", "gae_lambda", "n_steps", "batch_size"):
+        trial.set_user_attr(key, hyperparams[key])
+    return hyperparams
+
+
+def convert_ppo_lstm_seq_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
+    """
+    Convert sampled parameters to hyperparameters of SeqRecurrentPPO.
+
+    :param sampled_params: Parameters as they are stored in a trial
+    :return: hyperparameters
+    """
+    params = dict(sampled_params)
+    arch = NET_ARCH[params.pop("net_arch")]
+    policy_kwargs = {
+        "net_arch": {"pi": list(arch), "vf": list(arch)},
+        "activation_fn": ACTIVATION_FN[params.pop("activation_fn")],
+        "lstm_hidden_size": 2 ** params.pop("lstm_hidden_size_pow"),
+        **CRITIC[params.pop("critic")],
+    }
+    return {
+        "n_steps": 2 ** params.pop("n_steps_pow"),
+        "batch_size": 2 ** params.pop("batch_size_pow"),
+        "gamma": 1 - params.pop("one_minus_gamma"),
+        "gae_lambda": 1 - params.pop("one_minus_gae_lambda"),
+        "policy_kwargs": policy_kwargs,
+        **params,
+    }

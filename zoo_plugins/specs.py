@@ -1,0 +1,10 @@
+"""Descriptions of our algorithms, which the entry points in pyproject.toml point to."""
+
+from zoo_plugins.registry import AlgoSpec
+
+PPO_LSTM_SEQ = AlgoSpec(
+    cls="zoo_plugins.algos:SeqRecurrentPPO",
+    sampler="zoo_plugins.search_spaces:sample_ppo_lstm_seq_params",
+    converter="zoo_plugins.search_spaces:convert_ppo_lstm_seq_params",
+    hyperparams="zoo_plugins:hyperparams/ppo_lstm_seq.yml",
+)

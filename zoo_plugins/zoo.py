@@ -1,0 +1,251 @@
+"""
+What we know about rl_zoo3's internals, but for its experiment manager (see :mod:`zoo_plugins.exp_manager`).
+
+Written against rl_zoo3 2.9.2. ``tests/test_zoo_contract.py`` asserts each place that is leaned on.
+"""
+
+import ast
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from zoo_plugins import registry
+from zoo_plugins.registry import OFF_SWITCH, AlgoSpec, PluginError
+
+TESTED_VERSIONS = ((2, 9), (3, 0))  # from, up to but not including
+
+# Functions and methods that we wrap, override or rely on, with the parameters they must have
+SEAMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "rl_zoo3.utils": {
+        "get_saved_hyperparams": ("stats_path", "norm_reward", "test_mode"),
+    },
+    "rl_zoo3.exp_manager": {
+        "ExperimentManager.__init__": ("self", "args", "algo", "env_id", "log_folder"),
+        "ExperimentManager.setup_experiment": ("self",),
+        "ExperimentManager.read_hyperparameters": ("self",),
+        "ExperimentManager._preprocess_hyperparams": ("self", "hyperparams"),
+        "ExperimentManager._save_config": ("self", "saved_hyperparams"),
+        "ExperimentManager.create_envs": ("self", "n_envs", "eval_env", "no_log"),
+        "ExperimentManager.load_trial": ("self", "storage", "study_name", "trial_id", "convert"),
+        "ExperimentManager.objective": ("self", "trial"),
+        "ExperimentManager.hyperparameters_optimization": ("self",),
+    },
+}
+
+# Words of the zoo's own YAML files and flags, and what they stand for
+WORDS = {
+    "vec_envs": {
+        "dummy": "stable_baselines3.common.vec_env:DummyVecEnv",
+        "subproc": "stable_baselines3.common.vec_env:SubprocVecEnv",
+    },
+    "buffers": {"HerReplayBuffer": "stable_baselines3:HerReplayBuffer"},
+}
+
+# Our algorithms and those of third parties, as far as they could be loaded
+SPECS: dict[str, AlgoSpec] = {}
+
+# Why rl_zoo3 was left alone, once it was
+_given_up: str | None = None
+
+
+class HerKwargs(dict[str, Any]):
+    """Keyword arguments of a replay buffer that is a subclass of ``HerReplayBuffer``, marked for the samplers."""
+
+
+def extend(module: ModuleType) -> None:
+    """
+    Extend a module of rl_zoo3 that has just been executed. Doing it twice changes nothing.
+
+    :param module: ``rl_zoo3.utils`` or ``rl_zoo3.exp_manager``
+    """
+    global _given_up
+    if module.__name__ not in SEAMS or _given_up is not None:
+        return
+    _given_up = _version_problem(sys.modules["rl_zoo3"].__version__) or _seam_problem(module)
+    if _given_up is None:
+        step = _extend_utils if module.__name__ == "rl_zoo3.utils" else _extend_exp_manager
+        try:
+            step(module)
+        except Exception as error:
+            _given_up = f"zoo_plugins {_own_version()} could not extend {module.__name__}: {type(error).__name__}: {error}"
+    if _given_up is not None:
+        warnings.warn(f"{_given_up}. It runs without plugins: update zoo-plugins, or {OFF_SWITCH}", stacklevel=2)
+        _withdraw_algos()
+
+
+def _version_problem(version: str) -> str | None:
+    first, end = TESTED_VERSIONS
+    if first <= tuple(int(part) for part in version.split(".")[:2]) < end:
+        return None
+    return f"zoo_plugins {_own_version()} works with rl_zoo3 >={_dotted(first)},<{_dotted(end)}, but found rl_zoo3 {version}"
+
+
+def _seam_problem(module: ModuleType) -> str | None:
+    for name, expected in SEAMS[module.__name__].items():
+        found: Any = module
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is None or tuple(inspect.signature(found).parameters)[: len(expected)] != expected:
+            return (
+                f"{module.__name__}.{name} of rl_zoo3 {sys.modules['rl_zoo3'].__version__} "
+                f"is not the one that zoo_plugins {_own_version()} knows"
+            )
+    return None
+
+
+def _withdraw_algos() -> None:
+    utils = sys.modules.get("rl_zoo3.utils")
+    for name in SPECS:
+        getattr(utils, "ALGOS", {}).pop(name, None)
+    SPECS.clear()
+
+
+def _extend_utils(utils: Any) -> None:
+    if SPECS:
+        return
+    from stable_baselines3.common.base_class import BaseAlgorithm
+
+    for plugin in registry.find_plugins("algos", reserved=tuple(utils.ALGOS)):
+        try:
+            spec = plugin.load_algo()
+            if not issubclass(spec.cls, BaseAlgorithm):  # type: ignore[arg-type]  # a class once it is loaded
+                raise plugin.error(f"{spec.cls!r} is not a subclass of SB3's BaseAlgorithm")
+        except PluginError as error:
+            warnings.warn(f"{error}; uninstall {plugin.distribution}, or {OFF_SWITCH}", stacklevel=2)
+            continue
+        SPECS[plugin.name] = spec
+        # In place: every script of the zoo holds this dict
+        utils.ALGOS[plugin.name] = _with_small_buffer_for_viewing(spec.cls)
+    utils.get_saved_hyperparams = _with_her_named(utils.get_saved_hyperparams)
+
+
+def _extend_exp_manager(exp_manager: Any) -> None:
+    plugin_manager = import_module("zoo_plugins.exp_manager")
+    if not hasattr(plugin_manager, "PluginExperimentManager"):
+        return  # it is being imported, and calls again when it is complete
+    if exp_manager.ExperimentManager is plugin_manager.PluginExperimentManager:
+        return
+    exp_manager.ExperimentManager = plugin_manager.PluginExperimentManager
+    for name, sampler in exp_manager.HYPERPARAMS_SAMPLER.items():
+        exp_manager.HYPERPARAMS_SAMPLER[name] = _with_her_subclasses(sampler)
+    for name, spec in SPECS.items():
+        if spec.sampler is not None:
+            exp_manager.HYPERPARAMS_SAMPLER[name] = spec.sampler
+        if spec.converter is not None:
+            exp_manager.HYPERPARAMS_CONVERTER[name] = spec.converter
+
+
+def words(group: str) -> dict[str, type]:
+    """
+    Import what the zoo's own words stand for.
+
+    :param group: "vec_envs" or "buffers"
+    :return: classes by name
+    """
+    return {word: registry.import_object(target) for word, target in WORDS[group].items()}
+
+
+def _with_her_subclasses(sampler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """
+    Let a sampler sample HER parameters for subclasses of ``HerReplayBuffer``; upstream compares with ``==``.
+
+    :param sampler: One of the zoo's samplers
+    :return: the sampler to use instead
+    """
+
+    @functools.wraps(sampler)
+    def sample(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(additional_args["her_kwargs"], HerKwargs):
+            additional_args = {**additional_args, "using_her_replay_buffer": True}
+        return sampler(trial, n_actions, n_envs, additional_args)
+
+    return sample
+
+
+def _with_her_named(get_saved_hyperparams: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Name ``HerReplayBuffer`` in the saved ``replay_buffer_class``, where enjoy.py looks for that text.
+
+    It passes the environment, without which no HER model can be loaded, only if it finds it,
+    and fails on a class object. What is in the file stays as it is.
+
+    :param get_saved_hyperparams: The zoo's function
+    :return: the function to use instead
+    """
+
+    @functools.wraps(get_saved_hyperparams)
+    def get_saved_hyperparams_for_viewing(*args: Any, **kwargs: Any) -> Any:
+        hyperparams, stats_path = get_saved_hyperparams(*args, **kwargs)
+        value = hyperparams.get("replay_buffer_class")
+        if value is not None:
+            hyperparams["replay_buffer_class"] = _her_text(value)
+        return hyperparams, stats_path
+
+    return get_saved_hyperparams_for_viewing
+
+
+def _her_text(value: Any) -> str:
+    from stable_baselines3 import HerReplayBuffer
+
+    text = f"{value.__module__}.{value.__qualname__}" if isinstance(value, type) else str(value)
+    cls = registry.resolve("buffers", value, words("buffers"))
+    if issubclass(cls, HerReplayBuffer) and "HerReplayBuffer" not in text:
+        text += " (HerReplayBuffer)"
+    return text
+
+
+def _with_small_buffer_for_viewing(cls: Any) -> Any:
+    """
+    Load off-policy plugins with a buffer of one transition where the zoo only looks at the agent.
+
+    enjoy.py, record_video.py and push_to_hub.py do so for a literal list of names. They are recognised by the learning
+    rate schedule that they replace.
+
+    :param cls: The algorithm
+    :return: the algorithm, or a subclass of the same name
+    """
+    from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+    if not issubclass(cls, OffPolicyAlgorithm):
+        return cls
+
+    class Viewed(cls):
+        @classmethod
+        def load(cls, *args: Any, custom_objects: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+            if "lr_schedule" in (custom_objects or {}):
+                kwargs.setdefault("buffer_size", 1)
+            return super().load(*args, custom_objects=custom_objects, **kwargs)
+
+    Viewed.__module__, Viewed.__name__, Viewed.__qualname__ = cls.__module__, cls.__name__, cls.__qualname__
+    return Viewed
+
+
+def reserved_names(group: str) -> tuple[str, ...]:
+    """
+    List the names that plugins can't have, without importing the zoo.
+
+    :param group: "algos", "vec_envs" or "buffers"
+    :return: names that mean something to the zoo itself
+    """
+    return _upstream_algos() if group == "algos" else tuple(WORDS[group])
+
+
+def _upstream_algos() -> tuple[str, ...]:
+    tree = ast.parse(registry.find_resource("rl_zoo3:utils.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "ALGOS" and isinstance(node.value, ast.Dict):
+            return tuple(ast.literal_eval(key) for key in node.value.keys if key is not None)
+    return ()
+
+
+def _own_version() -> str:
+    return str(import_module("zoo_plugins").__version__)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
