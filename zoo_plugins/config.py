@@ -19,6 +19,7 @@ from zoo_plugins.registry import PluginError, did_you_mean, import_object
 NAMESPACE = {"nn": nn, "th": torch, "torch": torch}
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "delta_std")
+COUNTS = ("n_envs", "n_steps", "batch_size", "n_epochs", "buffer_size")
 
 T = TypeVar("T")
 
@@ -97,12 +98,18 @@ class Block:
             if key not in self.values:
                 raise self.error(key, "it is missing")
 
-    def check_schedules(self) -> None:
+    def check_numbers(self) -> None:
         """
-        Refuse schedules that are neither a number nor ``lin_<number>``, and value clipping that does not clip.
+        Refuse counts below one, schedules that are neither a number nor ``lin_<number>``, and value clipping of nothing.
 
         :raises PluginError: naming the hyperparameter
         """
+        for key in COUNTS:
+            value = self.values.get(key)
+            if isinstance(value, float) and value.is_integer():
+                value = self.values[key] = int(value)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise self.error(key, "expected a whole number, at least 1")
         for key in SCHEDULES:
             value = self.values.get(key)
             if isinstance(value, str) and not NUMBER.fullmatch(value.partition("_")[2]):
@@ -214,8 +221,9 @@ def check_kwargs(cls: type, kwargs: Mapping[str, Any], by_caller: Collection[str
     ]
     for key in kwargs:
         if key in by_caller or (key not in valid and not takes_anything):
-            takes = f"Valid: {', '.join(valid)}" if valid else "There is none to set"
-            raise PluginError(f"{cls.__name__} takes no {key!r} from here{did_you_mean(key, valid)} {takes}")
+            raise PluginError(
+                f"{cls.__name__} has no argument {key!r} to set{did_you_mean(key, valid)} Valid: {', '.join(valid) or 'none'}"
+            )
 
 
 def check_importable(value: object) -> None:

@@ -160,7 +160,7 @@ class PluginExperimentManager(ExperimentManager):
         """
         block = Block(hyperparams, self.config, overrides=self.custom_hyperparams or {})
         self._check_keys(block)
-        block.check_schedules()
+        block.check_numbers()
         self._choose_vec_env(block)
         classes = self._choose_classes(block)
 
