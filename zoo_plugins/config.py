@@ -5,6 +5,8 @@ Nothing here knows rl_zoo3, and nothing is evaluated: ``"dict(...)"`` strings ar
 """
 
 import ast
+import builtins
+import copy
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,15 +19,16 @@ from zoo_plugins.registry import PluginError, did_you_mean, import_object
 
 # What the zoo's own "dict(...)" strings may refer to without an import
 NAMESPACE = {"nn": nn, "th": torch, "torch": torch}
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+DOTTED_PATH = re.compile(r"\w+(\.\w+)*")
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "delta_std")
-COUNTS = ("n_envs", "n_steps", "batch_size", "n_epochs", "buffer_size")
+COUNTS = ("n_timesteps", "n_envs", "n_steps", "batch_size", "n_epochs", "buffer_size")
 
 T = TypeVar("T")
 
 
 class UnreadableError(PluginError):
-    """Python code that is more than data."""
+    """Python code that is more than data, but has no name in it that can't be known."""
 
 
 class Block:
@@ -93,7 +96,9 @@ class Block:
             if key in by_caller:
                 raise self.error(key, "it is set from the command line, not from hyperparameters")
             if key not in valid:
-                raise self.error(key, f"unknown hyperparameter{did_you_mean(key, valid)} Valid: {', '.join(sorted(valid))}")
+                raise self.error(
+                    key, f"unknown hyperparameter{did_you_mean(str(key), valid)} Valid: {', '.join(sorted(valid))}"
+                )
         for key in required:
             if key not in self.values:
                 raise self.error(key, "it is missing")
@@ -112,7 +117,11 @@ class Block:
                 raise self.error(key, "expected a whole number, at least 1")
         for key in SCHEDULES:
             value = self.values.get(key)
-            if isinstance(value, str) and not NUMBER.fullmatch(value.partition("_")[2]):
+            if value is None:
+                self.values.pop(key, None)  # as if it was not there: upstream has no other way to say "the default"
+                continue
+            number = value.partition("_")[2] if isinstance(value, str) else str(value)
+            if not NUMBER.fullmatch(number):
                 raise self.error(key, "expected a number or lin_<number>, as in lin_2.5e-4")
         clip_range_vf = self.values.get("clip_range_vf")
         if isinstance(clip_range_vf, int | float) and clip_range_vf <= 0:
@@ -127,7 +136,9 @@ def copy_containers(value: Any) -> Any:
     :return: its copy
     """
     if isinstance(value, dict):
-        return {key: copy_containers(item) for key, item in value.items()}
+        copied = copy.copy(value)  # keeps the class of a subclass
+        copied.update({key: copy_containers(item) for key, item in value.items()})
+        return copied
     if type(value) in (list, tuple):
         return type(value)(copy_containers(item) for item in value)
     return value
@@ -142,7 +153,7 @@ def as_number(value: Any) -> Any:
     """
     if not isinstance(value, str) or not NUMBER.fullmatch(value.strip()):
         return value
-    number = float(value)
+    number = float(value.strip())
     return int(number) if number.is_integer() else number
 
 
@@ -161,7 +172,12 @@ def parse_kwargs(value: Any, namespace: Mapping[str, Any] | None = None) -> dict
             tree = ast.parse(value.strip(), mode="eval").body
         except SyntaxError as error:
             raise PluginError(f"expected a map or 'dict(...)', but can't read it: {error.msg}") from error
-        value = _read_node(tree, {**NAMESPACE, **(namespace or {})})
+        namespace = {**NAMESPACE, **(namespace or {})}
+        try:
+            value = _read_node(tree, namespace)
+        except UnreadableError:
+            _check_names(tree, namespace)
+            raise
     if not isinstance(value, dict):
         raise PluginError(f"expected a map of keyword arguments, not {type(value).__name__}")
     return {key: as_number(item) for key, item in value.items()}
@@ -172,21 +188,34 @@ def _read_node(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
         case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords) if all(item.arg for item in keywords):
             return {str(item.arg): _read_node(item.value, namespace) for item in keywords}
         case ast.Dict(keys=keys, values=values) if all(keys):
-            return {
-                _read_node(key, namespace): _read_node(value, namespace)
+            items = [
+                (_read_node(key, namespace), _read_node(value, namespace))
                 for key, value in zip(keys, values, strict=True)
                 if key is not None
-            }
+            ]
+            try:
+                return dict(items)
+            except TypeError as error:
+                raise PluginError(f"can't read {ast.unparse(node)!r}: {error}") from error
         case ast.List(elts=items):
             return [_read_node(item, namespace) for item in items]
         case ast.Tuple(elts=items):
             return tuple(_read_node(item, namespace) for item in items)
-        case ast.Name() | ast.Attribute():
+        case ast.Name() | ast.Attribute() if DOTTED_PATH.fullmatch(ast.unparse(node)):
             return _read_name(ast.unparse(node), namespace)
     try:
         return ast.literal_eval(node)
     except ValueError as error:
         raise UnreadableError(f"{ast.unparse(node)!r} is not data, but code") from error
+
+
+def _check_names(code: ast.expr, namespace: Mapping[str, Any]) -> None:
+    nodes = list(ast.walk(code))
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id not in bound | set(namespace) | set(dir(builtins)):
+            raise PluginError(f"unknown name {node.id!r} in {ast.unparse(code)!r}; code can't name other modules, a map can")
 
 
 def _read_name(name: str, namespace: Mapping[str, Any]) -> Any:

@@ -4,7 +4,6 @@ import copy
 import importlib
 import inspect
 import runpy
-from collections import OrderedDict
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from zoo_plugins import registry, zoo
-from zoo_plugins.config import Block, check_importable, check_kwargs, copy_containers, parse_kwargs
+from zoo_plugins.config import Block, UnreadableError, check_importable, check_kwargs, copy_containers, parse_kwargs
 from zoo_plugins.registry import PluginError, did_you_mean
 
 # Keys of a hyperparameter block that are not parameters of the algorithm: the zoo's, then ours
@@ -43,6 +42,7 @@ ZOO_KEYS = (
 OWN_KEYS = ("vec_env_class", "vec_env_kwargs")
 # Parameters of the constructors that are filled in by the zoo, or by the algorithm
 ALGO_BY_CALLER = ("env", "tensorboard_log", "seed", "verbose", "device", "_init_setup_model")
+POLICY_BY_CALLER = ("observation_space", "action_space", "lr_schedule")
 BUFFER_BY_CALLER = (
     "buffer_size",
     "observation_space",
@@ -94,7 +94,8 @@ class PluginExperimentManager(ExperimentManager):
                 raise PluginError(f"algorithm {self.algo!r} comes without hyperparameters: pass --conf-file")
             self.config = str(self._spec.hyperparams)
         self._vec_env_is_plugin = False
-        self._her_kwargs: dict[str, Any] = {}
+        self._command_line = frozenset(self.custom_hyperparams or {})
+        self._replay_buffer_kwargs: Any = {}
         self._study: optuna.Study | None = None
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
@@ -119,11 +120,7 @@ class PluginExperimentManager(ExperimentManager):
         :raises PluginError: if the file can't be read or has no block for the environment
         """
         block = self._find_block(_read_config(self.config))
-        if "replay_buffer_kwargs" in block:
-            try:
-                self._her_kwargs = parse_kwargs(block["replay_buffer_kwargs"])
-            except PluginError:
-                self._her_kwargs = {}  # not what --trial-id can extend; judged when it is used
+        self._replay_buffer_kwargs = block.get("replay_buffer_kwargs") or {}
         if self.storage and self.study_name and self.trial_id == 0:
             trial = self.load_trial(self.storage, self.study_name, 0)
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
@@ -131,10 +128,11 @@ class PluginExperimentManager(ExperimentManager):
         before = dict(block)
         try:
             hyperparams, saved_hyperparams = super().read_hyperparameters()
+            # For a package, hyperparams is block
+            return copy_containers(hyperparams), copy_containers(saved_hyperparams)
         finally:
             block.clear()
             block.update(before)
-        return copy_containers(hyperparams), OrderedDict(copy_containers(dict(saved_hyperparams)))
 
     def _find_block(self, config: dict[str, Any]) -> dict[str, Any]:
         env_id = self.env_name.gym_id
@@ -146,8 +144,8 @@ class PluginExperimentManager(ExperimentManager):
                 f"{self.config} has hyperparameters neither for {env_id!r} nor {fallback!r}{did_you_mean(env_id, known)}"
             )
         block = config[key]
-        if not isinstance(block, dict):
-            raise PluginError(f"{key}: {block!r} in {self.config}: expected a map of hyperparameters")
+        if not isinstance(block, dict) or not all(isinstance(name, str) for name in block):
+            raise PluginError(f"{key}: {block!r} in {self.config}: expected a map of hyperparameters by name")
         return block
 
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> tuple[dict[str, Any], Any, Any, Any]:
@@ -158,7 +156,7 @@ class PluginExperimentManager(ExperimentManager):
         :return: hyperparameters for the constructor, environment wrapper, callbacks and VecEnv wrapper
         :raises PluginError: if one of them is wrong
         """
-        block = Block(hyperparams, self.config, overrides=self.custom_hyperparams or {})
+        block = Block(hyperparams, self.config, overrides=self._command_line)
         self._check_keys(block)
         block.check_numbers()
         self._choose_vec_env(block)
@@ -191,7 +189,10 @@ class PluginExperimentManager(ExperimentManager):
     def _choose_vec_env(self, block: Block) -> None:
         def choose(value: object) -> type:
             check_importable(value)
-            return registry.resolve("vec_envs", value, zoo.words("vec_envs"))
+            cls = registry.resolve("vec_envs", value, zoo.words("vec_envs"))
+            if not issubclass(cls, VecEnv):
+                raise PluginError(f"{cls.__name__} is not a subclass of SB3's VecEnv")
+            return cls
 
         vec_env_class = block.pop("vec_env_class", choose)
 
@@ -206,9 +207,19 @@ class PluginExperimentManager(ExperimentManager):
             self._vec_env_is_plugin = vec_env_class not in zoo.words("vec_envs").values()
 
     def _choose_classes(self, block: Block) -> dict[str, Any]:
+        policy = block.pop("policy", self._choose_policy)
+
+        def read_policy_kwargs(value: object) -> dict[str, Any]:
+            kwargs = _read_policy_kwargs(value)
+            aliases: dict[Any, Any] = ALGOS[self.algo].policy_aliases
+            cls = aliases.get(policy, policy)
+            if isinstance(cls, type):
+                check_kwargs(cls, kwargs, POLICY_BY_CALLER)
+            return kwargs
+
         classes: dict[str, Any] = {
-            "policy": block.pop("policy", self._choose_policy),
-            "policy_kwargs": block.pop("policy_kwargs", _read_policy_kwargs, leave_code=True),
+            "policy": policy,
+            "policy_kwargs": block.pop("policy_kwargs", read_policy_kwargs, leave_code=True),
         }
         for kind, base in (("replay_buffer", ReplayBuffer), ("rollout_buffer", RolloutBuffer)):
 
@@ -289,7 +300,13 @@ class PluginExperimentManager(ExperimentManager):
         params = super().load_trial(storage, study_name, trial_id, convert)
         her_params = {key: params.pop(key) for key in HER_PARAMS if convert and key in params}
         if her_params:
-            params["replay_buffer_kwargs"] = {**self._her_kwargs, **her_params}
+            try:
+                others = parse_kwargs(self._replay_buffer_kwargs, vars(upstream))
+            except UnreadableError:
+                # Code, which upstream evaluates
+                params["replay_buffer_kwargs"] = f"{{**{self._replay_buffer_kwargs}, **{her_params}}}"
+            else:
+                params["replay_buffer_kwargs"] = {**others, **her_params}
         return params
 
     def objective(self, trial: optuna.Trial) -> float:
@@ -327,6 +344,8 @@ class PluginExperimentManager(ExperimentManager):
         """
         try:
             super().hyperparameters_optimization()
+        except PluginError:
+            raise
         except ValueError as error:
             if self._study is None or self._study.get_trials(states=[TrialState.COMPLETE]):
                 raise

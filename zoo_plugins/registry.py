@@ -24,7 +24,12 @@ class PluginError(SystemExit, ValueError):
     A mistake of the user or of a plugin, told in one line.
 
     A ``ValueError`` to a program; uncaught, on a command line, the line alone and exit status 1, without a traceback.
+
+    :param message: What is wrong; line breaks, which the messages of other libraries have, become spaces
     """
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))
 
 
 @dataclass(frozen=True)
@@ -143,14 +148,16 @@ def find_plugins(group: str, reserved: Collection[str] = ()) -> list[Plugin]:
     plugins = []
     for entry_point in metadata.entry_points(group=f"zoo_plugins.{group}"):
         distribution = entry_point.dist
+        match = entry_point.pattern.match(entry_point.value)
         plugins.append(
             Plugin(
                 group,
                 entry_point.name,
-                f"{entry_point.module}:{entry_point.attr}",
+                f"{entry_point.module}:{entry_point.attr}" if match else entry_point.value,
                 distribution.name if distribution else "unknown",
                 distribution.version if distribution else "unknown",
-                tuple(entry_point.extras),
+                tuple(entry_point.extras) if match else (),
+                None if match else "it is not written as 'module:name'",
             )
         )
     # Ours come first: a third party that claims one of our names can't take it away
@@ -233,9 +240,13 @@ def import_object(name: str) -> Any:
     except (Exception, SystemExit) as error:  # a plugin may do anything while it is imported
         raise PluginError(f"importing {module_name!r} failed with {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise PluginError(f"module {module_name!r} has no {attribute!r}{did_you_mean(attribute, dir(found))}")
-        found = getattr(found, part)
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            hint = did_you_mean(attribute, dir(found))
+            raise PluginError(f"module {module_name!r} has no {attribute!r}{hint}") from error
+        except Exception as error:  # a module may import lazily, with a __getattr__
+            raise PluginError(f"importing {name!r} failed with {type(error).__name__}: {error}") from error
     return found
 
 
@@ -254,7 +265,7 @@ def find_resource(name: str) -> Path:
         package, _, relative = name.partition(":")
         try:
             spec = importlib.util.find_spec(package) if relative else None
-        except ImportError:
+        except Exception:  # of a parent package that is missing or broken
             spec = None
         folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
         candidates = [base / relative for folder in folders for base in (folder, folder.parent)]

@@ -49,7 +49,8 @@ WORDS = {
 # Our algorithms and those of third parties, as far as they could be loaded
 SPECS: dict[str, AlgoSpec] = {}
 
-# Why rl_zoo3 was left alone, once it was
+# Modules that are extended, and why the rest was left alone, once it was
+_extended: set[str] = set()
 _given_up: str | None = None
 
 
@@ -64,13 +65,14 @@ def extend(module: ModuleType) -> None:
     :param module: ``rl_zoo3.utils`` or ``rl_zoo3.exp_manager``
     """
     global _given_up
-    if module.__name__ not in SEAMS or _given_up is not None:
+    if module.__name__ not in SEAMS or module.__name__ in _extended or _given_up is not None:
         return
     _given_up = _version_problem(sys.modules["rl_zoo3"].__version__) or _seam_problem(module)
     if _given_up is None:
         step = _extend_utils if module.__name__ == "rl_zoo3.utils" else _extend_exp_manager
         try:
-            step(module)
+            if step(module):
+                _extended.add(module.__name__)
         except Exception as error:
             _given_up = f"zoo_plugins {_own_version()} could not extend {module.__name__}: {type(error).__name__}: {error}"
     if _given_up is not None:
@@ -105,9 +107,7 @@ def _withdraw_algos() -> None:
     SPECS.clear()
 
 
-def _extend_utils(utils: Any) -> None:
-    if SPECS:
-        return
+def _extend_utils(utils: Any) -> bool:
     from stable_baselines3.common.base_class import BaseAlgorithm
 
     for plugin in registry.find_plugins("algos", reserved=tuple(utils.ALGOS)):
@@ -122,14 +122,13 @@ def _extend_utils(utils: Any) -> None:
         # In place: every script of the zoo holds this dict
         utils.ALGOS[plugin.name] = _with_small_buffer_for_viewing(spec.cls)
     utils.get_saved_hyperparams = _with_her_named(utils.get_saved_hyperparams)
+    return True
 
 
-def _extend_exp_manager(exp_manager: Any) -> None:
+def _extend_exp_manager(exp_manager: Any) -> bool:
     plugin_manager = import_module("zoo_plugins.exp_manager")
     if not hasattr(plugin_manager, "PluginExperimentManager"):
-        return  # it is being imported, and calls again when it is complete
-    if exp_manager.ExperimentManager is plugin_manager.PluginExperimentManager:
-        return
+        return False  # it is being imported, and calls again when it is complete
     exp_manager.ExperimentManager = plugin_manager.PluginExperimentManager
     for name, sampler in exp_manager.HYPERPARAMS_SAMPLER.items():
         exp_manager.HYPERPARAMS_SAMPLER[name] = _with_her_subclasses(sampler)
@@ -138,6 +137,7 @@ def _extend_exp_manager(exp_manager: Any) -> None:
             exp_manager.HYPERPARAMS_SAMPLER[name] = spec.sampler
         if spec.converter is not None:
             exp_manager.HYPERPARAMS_CONVERTER[name] = spec.converter
+    return True
 
 
 def words(group: str) -> dict[str, type]:
@@ -203,8 +203,8 @@ def _with_small_buffer_for_viewing(cls: Any) -> Any:
     """
     Load off-policy plugins with a buffer of one transition where the zoo only looks at the agent.
 
-    enjoy.py, record_video.py and push_to_hub.py do so for a literal list of names. They are recognised by the learning
-    rate schedule that they replace.
+    enjoy.py, record_video.py and push_to_hub.py do so for a literal list of names. They are recognised by the custom objects
+    that they pass: a schedule that learns nothing, or an empty dict.
 
     :param cls: The algorithm
     :return: the algorithm, or a subclass of the same name
@@ -217,7 +217,7 @@ def _with_small_buffer_for_viewing(cls: Any) -> Any:
     class Viewed(cls):
         @classmethod
         def load(cls, *args: Any, custom_objects: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-            if "lr_schedule" in (custom_objects or {}):
+            if custom_objects == {} or "lr_schedule" in (custom_objects or ()):
                 kwargs.setdefault("buffer_size", 1)
             return super().load(*args, custom_objects=custom_objects, **kwargs)
 
