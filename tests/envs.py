@@ -9,21 +9,14 @@ from gymnasium import spaces
 
 
 class LenEnv(gym.Env):
-    """
-    Observation: [env_id, episode number, t]; reward: t of the observation acted on; the episode lengths cycle.
-
-    :param lengths: Lengths of the episodes, in timesteps
-    :param env_id: First entry of every observation
-    :param end: How episodes end: "truncated", "terminated" or "both"
-    :param action_space: Discrete(2) unless given; the actions have no effect
-    """
+    """Observation: [env_id, episode, t]; reward: t of the observation acted on; episode lengths cycle; actions do nothing."""
 
     def __init__(
         self, lengths: Sequence[int], env_id: int = 0, end: str = "truncated", action_space: spaces.Space | None = None
     ):
         self.lengths = tuple(lengths)
         self.env_id = env_id
-        self.end = end
+        self.end = end  # "truncated", "terminated" or "both"
         self.episode = -1
         self.t = 0
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)

@@ -113,7 +113,7 @@ class Block:
             value = self.values.get(key)
             if isinstance(value, float) and value.is_integer():
                 value = self.values[key] = int(value)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (type(value) is not int or value < 1):
                 raise self.error(key, "expected a whole number, at least 1")
         for key in SCHEDULES:
             value = self.values.get(key)
@@ -221,6 +221,8 @@ def _check_names(code: ast.expr, namespace: Mapping[str, Any]) -> None:
 def _read_name(name: str, namespace: Mapping[str, Any]) -> Any:
     root, *attributes = name.split(".")
     if root not in namespace:
+        if root in vars(builtins):
+            raise UnreadableError(f"{name!r} is not data, but code")
         if not attributes:
             raise PluginError(f"unknown name {name!r}{did_you_mean(name, namespace)}")
         return import_object(name)

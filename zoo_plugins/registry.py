@@ -43,8 +43,8 @@ class AlgoSpec:
     :param sampler: Samples hyperparameters for ``-optimize``, with the signature of those in ``rl_zoo3.hyperparams_opt``:
         ``(trial, n_actions, n_envs, additional_args) -> hyperparams``. ``None``: the algorithm can't be tuned
     :param converter: Inverse of the sampler's transformations, for ``--trial-id``: ``(trial.params) -> hyperparams``
-    :param hyperparams: The default YAML: a path, or ``"package:path"`` for a file inside the package or, in an editable
-        install, beside it. ``None``: users must pass ``--conf-file``
+    :param hyperparams: The default YAML: an absolute path, or ``"package:path"`` for a file inside the package or, in an
+        editable install, beside it. ``None``: users must pass ``--conf-file``
     """
 
     cls: type | str
@@ -149,6 +149,7 @@ def find_plugins(group: str, reserved: Collection[str] = ()) -> list[Plugin]:
     for entry_point in metadata.entry_points(group=f"zoo_plugins.{group}"):
         distribution = entry_point.dist
         match = entry_point.pattern.match(entry_point.value)
+        match = match if match and match["attr"] else None
         plugins.append(
             Plugin(
                 group,
@@ -254,7 +255,7 @@ def find_resource(name: str) -> Path:
     """
     Find a file that comes with a package.
 
-    :param name: A path, or ``"package:path"``
+    :param name: An absolute path, or ``"package:path"``
     :return: where the file is: inside the package, or beside it (an editable install of a project that keeps its
         YAML files at top level)
     :raises PluginError: if there is no such file

@@ -101,10 +101,12 @@ def _seam_problem(module: ModuleType) -> str | None:
 
 
 def _withdraw_algos() -> None:
-    utils = sys.modules.get("rl_zoo3.utils")
+    utils: Any = sys.modules["rl_zoo3.utils"]
     for name in SPECS:
-        getattr(utils, "ALGOS", {}).pop(name, None)
+        utils.ALGOS.pop(name, None)
     SPECS.clear()
+    if "rl_zoo3.utils" in _extended:
+        utils.get_saved_hyperparams = utils.get_saved_hyperparams.__wrapped__
 
 
 def _extend_utils(utils: Any) -> bool:
@@ -113,7 +115,7 @@ def _extend_utils(utils: Any) -> bool:
     for plugin in registry.find_plugins("algos", reserved=tuple(utils.ALGOS)):
         try:
             spec = plugin.load_algo()
-            if not issubclass(spec.cls, BaseAlgorithm):  # type: ignore[arg-type]  # a class once it is loaded
+            if not isinstance(spec.cls, type) or not issubclass(spec.cls, BaseAlgorithm):
                 raise plugin.error(f"{spec.cls!r} is not a subclass of SB3's BaseAlgorithm")
         except PluginError as error:
             warnings.warn(f"{error}; uninstall {plugin.distribution}, or {OFF_SWITCH}", stacklevel=2)
@@ -129,6 +131,8 @@ def _extend_exp_manager(exp_manager: Any) -> bool:
     plugin_manager = import_module("zoo_plugins.exp_manager")
     if not hasattr(plugin_manager, "PluginExperimentManager"):
         return False  # it is being imported, and calls again when it is complete
+    if exp_manager.ExperimentManager is plugin_manager.PluginExperimentManager:
+        return True  # it has just called
     exp_manager.ExperimentManager = plugin_manager.PluginExperimentManager
     for name, sampler in exp_manager.HYPERPARAMS_SAMPLER.items():
         exp_manager.HYPERPARAMS_SAMPLER[name] = _with_her_subclasses(sampler)
