@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from zoo_plugins import registry, zoo
+from zoo_plugins.choices import OWN_KEYS, ZOO_KEYS
 from zoo_plugins.config import Block
-from zoo_plugins.exp_manager import OWN_KEYS, ZOO_KEYS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -44,7 +44,7 @@ def test_plugin_example_is_complete(tmp_path):
     command = ["-m", "rl_zoo3.train", "--algo", "ppo_fade", "--env", "CartPole-v1", "-n", "128", "--eval-freq", "-1"]
     out = run(*command, "-params", "n_steps:64", "n_envs:1", "ent_coef:0.1", cwd=tmp_path, PYTHONPATH=str(site))
     assert "Saving to logs/ppo_fade/CartPole-v1_1" in out
-    enjoy = ["-m", "rl_zoo3.enjoy", "--algo", "ppo_fade", "--env", "CartPole-v1", "-f", "logs", "--no-render", "-n", "100"]
+    enjoy = ["-m", "rl_zoo3.enjoy", "--algo", "ppo_fade", "--env", "CartPole-v1", "-f", "logs", "--no-render", "-n", "501"]
     assert "Mean reward" in run(*enjoy, cwd=tmp_path, PYTHONPATH=str(site))
     assert re.search(
         r"algos +ppo_fade +.*my-zoo-plugin 0\.1 +ok", run("-m", "zoo_plugins", "list", PYTHONPATH=str(site), cwd=tmp_path)

@@ -18,9 +18,10 @@ from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 import zoo_plugins
-from zoo_plugins import registry, zoo
+from zoo_plugins import choices, registry, zoo
+from zoo_plugins.choices import OWN_KEYS, ZOO_KEYS
 from zoo_plugins.config import Block
-from zoo_plugins.exp_manager import HER_PARAMS, OWN_KEYS, ZOO_KEYS, PluginExperimentManager
+from zoo_plugins.exp_manager import HER_PARAMS, PluginExperimentManager
 from zoo_plugins.registry import PluginError
 
 FOLDER = Path(rl_zoo3.__file__).parent
@@ -57,11 +58,13 @@ def make_manager(cls=PluginExperimentManager, algo="ppo", **kwargs):
 def check_block(algo, values):
     """Run all checks of a block of hyperparameters, and return the classes that it names."""
     block = Block(values, f"{algo}.yml")
-    manager = make_manager(algo=algo)
-    manager._check_keys(block)
+    choices.check_keys(block, utils.ALGOS[algo])
     block.check_numbers()
-    manager._choose_vec_env(block)
-    classes = manager._choose_classes(block)
+    choices.choose_vec_env(block, DummyVecEnv)
+    classes = {
+        **choices.choose_policy(block, utils.ALGOS[algo], vars(exp_manager)),
+        **choices.choose_buffers(block, vars(exp_manager)),
+    }
     assert not {"policy", "policy_kwargs", "replay_buffer_class", "replay_buffer_kwargs"} & set(block.values)
     return classes
 
@@ -255,8 +258,8 @@ def test_no_block_of_the_zoo_is_refused(algo):
 def test_block_that_the_zoo_can_not_run():
     """The one block that is refused names a policy that its algorithm does not have, upstream either."""
     block = Block(yaml.safe_load((FOLDER / "hyperparams" / "ppo_lstm.yml").read_text())["default"], "ppo_lstm.yml")
-    with pytest.raises(PluginError, match="ppo_lstm has no policy 'MlpPolicy', did you mean 'MlpLstmPolicy'"):
-        make_manager(algo="ppo_lstm")._choose_classes(block)
+    with pytest.raises(PluginError, match="RecurrentPPO has no policy 'MlpPolicy', did you mean 'MlpLstmPolicy'"):
+        choices.choose_policy(block, RecurrentPPO, {})
     with pytest.raises(ValueError, match="Policy MlpPolicy unknown"):
         RecurrentPPO(block.values["policy"], "CartPole-v1")
 

@@ -7,12 +7,16 @@ Nothing here knows rl_zoo3, and nothing is evaluated: ``"dict(...)"`` strings ar
 import ast
 import builtins
 import copy
+import importlib
 import inspect
 import re
+import runpy
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import yaml
 from torch import nn
 
 from zoo_plugins.registry import PluginError, did_you_mean, import_object
@@ -25,6 +29,30 @@ SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "delta_std")
 COUNTS = ("n_timesteps", "n_envs", "n_steps", "batch_size", "n_epochs", "buffer_size")
 
 T = TypeVar("T")
+
+
+def read_config(config: str) -> dict[str, Any]:
+    """
+    Read all hyperparameters from where upstream reads them.
+
+    :param config: Path of a YAML or Python file, or name of a package
+    :return: hyperparameters by environment: the very dict that a package or module holds
+    :raises PluginError: if there is none
+    """
+    try:
+        if config.endswith((".yml", ".yaml")):
+            found = yaml.safe_load(Path(config).read_text())
+        elif config.endswith(".py"):
+            found = runpy.run_path(config)["hyperparams"]
+        else:
+            found = importlib.import_module(config).hyperparams
+    except yaml.YAMLError as error:
+        raise PluginError(f"{config} is not YAML: {error}") from error
+    except (OSError, ImportError, KeyError, AttributeError) as error:
+        raise PluginError(f"can't read hyperparameters from {config}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, dict):
+        raise PluginError(f"{config}: expected a map of environment ids to hyperparameters, not {type(found).__name__}")
+    return found
 
 
 class UnreadableError(PluginError):

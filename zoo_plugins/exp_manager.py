@@ -1,16 +1,12 @@
 """The zoo's experiment manager, with classes chosen by name in YAML and mistakes told before any work starts."""
 
 import copy
-import importlib
 import inspect
-import runpy
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
-import yaml
 from optuna.trial import TrialState
 from rl_zoo3 import exp_manager as upstream
 from rl_zoo3.exp_manager import ExperimentManager
@@ -18,44 +14,12 @@ from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 from rl_zoo3.utils import ALGOS
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from zoo_plugins import registry, zoo
-from zoo_plugins.config import Block, UnreadableError, check_importable, check_kwargs, copy_containers, parse_kwargs
+from zoo_plugins import choices, zoo
+from zoo_plugins.config import Block, UnreadableError, copy_containers, parse_kwargs, read_config
 from zoo_plugins.registry import PluginError, did_you_mean
 
-# Keys of a hyperparameter block that are not parameters of the algorithm: the zoo's, then ours
-ZOO_KEYS = (
-    "n_timesteps",
-    "n_envs",
-    "normalize",
-    "frame_stack",
-    "env_wrapper",
-    "vec_env_wrapper",
-    "callback",
-    "env_kwargs",
-    "monitor_kwargs",
-    "noise_type",
-    "noise_std",
-)
-OWN_KEYS = ("vec_env_class", "vec_env_kwargs")
-# Parameters of the constructors that are filled in by the zoo, or by the algorithm
-ALGO_BY_CALLER = ("env", "tensorboard_log", "seed", "verbose", "device", "_init_setup_model")
-POLICY_BY_CALLER = ("observation_space", "action_space", "lr_schedule")
-BUFFER_BY_CALLER = (
-    "buffer_size",
-    "observation_space",
-    "action_space",
-    "hidden_state_shape",
-    "device",
-    "env",
-    "gae_lambda",
-    "gamma",
-    "n_envs",
-    "optimize_memory_usage",
-)
-VEC_ENV_BY_CALLER = ("env_fns",)
 # What the zoo's sample_her_params suggests
 HER_PARAMS = ("n_sampled_goal", "goal_selection_strategy")
 
@@ -119,7 +83,7 @@ class PluginExperimentManager(ExperimentManager):
         :return: the hyperparameters, and the same, sorted, to be saved
         :raises PluginError: if the file can't be read or has no block for the environment
         """
-        block = self._find_block(_read_config(self.config))
+        block = self._find_block(read_config(self.config))
         self._replay_buffer_kwargs = block.get("replay_buffer_kwargs") or {}
         if self.storage and self.study_name and self.trial_id == 0:
             trial = self.load_trial(self.storage, self.study_name, 0)
@@ -157,10 +121,18 @@ class PluginExperimentManager(ExperimentManager):
         :raises PluginError: if one of them is wrong
         """
         block = Block(hyperparams, self.config, overrides=self._command_line)
-        self._check_keys(block)
+        algo_class = ALGOS[self.algo]
+        choices.check_keys(block, algo_class)
         block.check_numbers()
-        self._choose_vec_env(block)
-        classes = self._choose_classes(block)
+        vec_env_class, vec_env_kwargs = choices.choose_vec_env(block, self.vec_env_class)
+        classes = {
+            **choices.choose_policy(block, algo_class, vars(upstream)),
+            **choices.choose_buffers(block, vars(upstream)),
+        }
+        if vec_env_class is not self.vec_env_class:
+            self.vec_env_class = vec_env_class  # type: ignore[assignment]  # upstream infers a metaclass
+            self._vec_env_is_plugin = vec_env_class not in zoo.words("vec_envs").values()
+        self.vec_env_kwargs = vec_env_kwargs or self.vec_env_kwargs
 
         # They may only be added after upstream's part, which takes a policy for a string
         hyperparams, env_wrapper, callbacks, vec_env_wrapper = super()._preprocess_hyperparams(block.values)
@@ -175,87 +147,6 @@ class PluginExperimentManager(ExperimentManager):
                 hyperparams["replay_buffer_kwargs"] = zoo.HerKwargs(hyperparams.get("replay_buffer_kwargs") or {})
             hyperparams = TrialHyperparams(hyperparams)
         return hyperparams, env_wrapper, callbacks, vec_env_wrapper
-
-    def _check_keys(self, block: Block) -> None:
-        parameters = inspect.signature(ALGOS[self.algo]).parameters
-        required = [name for name, parameter in parameters.items() if _is_required(parameter)]
-        takes_anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        block.check_keys(
-            valid=[*parameters, *ZOO_KEYS, *OWN_KEYS, *(block.values if takes_anything else ())],
-            required=["n_timesteps", *(name for name in required if name not in ALGO_BY_CALLER)],
-            by_caller=ALGO_BY_CALLER,
-        )
-
-    def _choose_vec_env(self, block: Block) -> None:
-        def choose(value: object) -> type:
-            check_importable(value)
-            cls = registry.resolve("vec_envs", value, zoo.words("vec_envs"))
-            if not issubclass(cls, VecEnv):
-                raise PluginError(f"{cls.__name__} is not a subclass of SB3's VecEnv")
-            return cls
-
-        vec_env_class = block.pop("vec_env_class", choose)
-
-        def read_kwargs(value: object) -> dict[str, Any]:
-            kwargs = parse_kwargs(value)
-            check_kwargs(vec_env_class or self.vec_env_class, kwargs, VEC_ENV_BY_CALLER)
-            return kwargs
-
-        self.vec_env_kwargs = block.pop("vec_env_kwargs", read_kwargs) or self.vec_env_kwargs
-        if vec_env_class is not None:
-            self.vec_env_class = vec_env_class  # type: ignore[assignment]  # upstream infers a metaclass
-            self._vec_env_is_plugin = vec_env_class not in zoo.words("vec_envs").values()
-
-    def _choose_classes(self, block: Block) -> dict[str, Any]:
-        policy = block.pop("policy", self._choose_policy)
-
-        def read_policy_kwargs(value: object) -> dict[str, Any]:
-            kwargs = _read_policy_kwargs(value)
-            aliases: dict[Any, Any] = ALGOS[self.algo].policy_aliases
-            cls = aliases.get(policy, policy)
-            if isinstance(cls, type):
-                check_kwargs(cls, kwargs, POLICY_BY_CALLER)
-            return kwargs
-
-        classes: dict[str, Any] = {
-            "policy": policy,
-            "policy_kwargs": block.pop("policy_kwargs", read_policy_kwargs, leave_code=True),
-        }
-        for kind, base in (("replay_buffer", ReplayBuffer), ("rollout_buffer", RolloutBuffer)):
-
-            def choose(value: object, base: type = base) -> type:
-                check_importable(value)
-                cls = registry.resolve("buffers", value, zoo.words("buffers"))
-                if not issubclass(cls, base):
-                    raise PluginError(f"{cls.__name__} is not a subclass of SB3's {base.__name__}")
-                return cls
-
-            buffer_class = block.pop(f"{kind}_class", choose)
-
-            def read_kwargs(value: object, cls: type = buffer_class or base) -> dict[str, Any]:
-                kwargs = parse_kwargs(value, vars(upstream))
-                check_kwargs(cls, kwargs, BUFFER_BY_CALLER)
-                return kwargs
-
-            classes[f"{kind}_class"] = buffer_class
-            # Upstream evaluates the one, and does not know the other
-            leave_code = kind == "replay_buffer"
-            classes[f"{kind}_kwargs"] = block.pop(f"{kind}_kwargs", read_kwargs, leave_code=leave_code)
-        return {key: value for key, value in classes.items() if value is not None}
-
-    def _choose_policy(self, value: object) -> object:
-        check_importable(value)
-        if not isinstance(value, str):
-            return value
-        if "." in value or ":" in value:
-            return registry.import_object(value)
-        aliases = ALGOS[self.algo].policy_aliases
-        if value not in aliases:
-            raise PluginError(
-                f"{self.algo} has no policy {value!r}{did_you_mean(value, aliases)} Valid: {', '.join(aliases)}, "
-                "or a class as my_package.my_module.MyPolicy"
-            )
-        return value
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
         # record_video.py reads env_kwargs from args.yml, and never from config.yml
@@ -353,49 +244,6 @@ class PluginExperimentManager(ExperimentManager):
             counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
             kept = f"; study {self._study.study_name!r} is kept in {self.storage}" if self.storage else ""
             raise PluginError(f"no trial finished ({counts}): nothing to report{kept}") from error
-
-
-def _read_config(config: str) -> dict[str, Any]:
-    """
-    Read all hyperparameters from where upstream reads them.
-
-    :param config: Path of a YAML or Python file, or name of a package
-    :return: hyperparameters by environment: the very dict that a package or module holds
-    :raises PluginError: if there is none
-    """
-    try:
-        if config.endswith((".yml", ".yaml")):
-            found = yaml.safe_load(Path(config).read_text())
-        elif config.endswith(".py"):
-            found = runpy.run_path(config)["hyperparams"]
-        else:
-            found = importlib.import_module(config).hyperparams
-    except yaml.YAMLError as error:
-        raise PluginError(f"{config} is not YAML: {' '.join(str(error).split())}") from error
-    except (OSError, ImportError, KeyError, AttributeError) as error:
-        raise PluginError(f"can't read hyperparameters from {config}: {type(error).__name__}: {error}") from error
-    if not isinstance(found, dict):
-        raise PluginError(f"{config}: expected a map of environment ids to hyperparameters, not {type(found).__name__}")
-    return found
-
-
-def _read_policy_kwargs(value: object) -> dict[str, Any]:
-    """
-    Read the keyword arguments of a policy, in which classes may be named.
-
-    :param value: A map or ``"dict(...)"``
-    :return: keyword arguments
-    """
-    kwargs = parse_kwargs(value, vars(upstream))
-    for key, item in kwargs.items():
-        if isinstance(item, str) and key.endswith(("_class", "_fn")):
-            kwargs[key] = parse_kwargs(f"dict({key}={item.replace(':', '.')})", vars(upstream))[key]
-        check_importable(kwargs[key])
-    return kwargs
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    return parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
 
 
 # Imported first, this module is still empty when the hook of rl_zoo3.exp_manager asks for it

@@ -1,0 +1,170 @@
+"""Names in a hyperparameter block, and the classes they stand for."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
+from stable_baselines3.common.vec_env import VecEnv
+
+from zoo_plugins import registry, zoo
+from zoo_plugins.config import Block, check_importable, check_kwargs, parse_kwargs
+from zoo_plugins.registry import PluginError, did_you_mean
+
+# Keys of a hyperparameter block that are not parameters of the algorithm: the zoo's, then ours
+ZOO_KEYS = (
+    "n_timesteps",
+    "n_envs",
+    "normalize",
+    "frame_stack",
+    "env_wrapper",
+    "vec_env_wrapper",
+    "callback",
+    "env_kwargs",
+    "monitor_kwargs",
+    "noise_type",
+    "noise_std",
+)
+OWN_KEYS = ("vec_env_class", "vec_env_kwargs")
+# Parameters of the constructors that are filled in by the zoo, or by the algorithm
+ALGO_BY_CALLER = ("env", "tensorboard_log", "seed", "verbose", "device", "_init_setup_model")
+POLICY_BY_CALLER = ("observation_space", "action_space", "lr_schedule")
+BUFFER_BY_CALLER = (
+    "buffer_size",
+    "observation_space",
+    "action_space",
+    "hidden_state_shape",
+    "device",
+    "env",
+    "gae_lambda",
+    "gamma",
+    "n_envs",
+    "optimize_memory_usage",
+)
+VEC_ENV_BY_CALLER = ("env_fns",)
+
+
+def check_keys(block: Block, algo_class: type[BaseAlgorithm]) -> None:
+    """
+    Refuse keys that mean nothing for an algorithm.
+
+    :param block: The hyperparameters
+    :param algo_class: The algorithm
+    :raises PluginError: naming the first wrong or missing key
+    """
+    parameters = inspect.signature(algo_class).parameters.values()
+    takes_anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    block.check_keys(
+        valid=[
+            *(parameter.name for parameter in parameters),
+            *ZOO_KEYS,
+            *OWN_KEYS,
+            *(block.values if takes_anything else ()),
+        ],
+        required=["n_timesteps", *(name for name in required if name not in ALGO_BY_CALLER)],
+        by_caller=ALGO_BY_CALLER,
+    )
+
+
+def choose_vec_env(block: Block, default: type) -> tuple[type, dict[str, Any]]:
+    """
+    Take ``vec_env_class`` and ``vec_env_kwargs`` out of a block.
+
+    :param block: The hyperparameters
+    :param default: The class if none is named
+    :return: the class and its keyword arguments
+    :raises PluginError: if there is no such VecEnv, or it does not take the arguments
+    """
+    cls = _choose_class(block, "vec_env_class", "vec_envs", VecEnv) or default
+
+    def read_kwargs(value: object) -> dict[str, Any]:
+        kwargs = parse_kwargs(value)
+        check_kwargs(cls, kwargs, VEC_ENV_BY_CALLER)
+        return kwargs
+
+    return cls, block.pop("vec_env_kwargs", read_kwargs) or {}
+
+
+def choose_policy(block: Block, algo_class: type[BaseAlgorithm], namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Take ``policy`` and ``policy_kwargs`` out of a block.
+
+    :param block: The hyperparameters. ``policy_kwargs`` stays in it if it is code
+    :param algo_class: The algorithm, which knows policies by short names
+    :param namespace: Objects that ``policy_kwargs`` may refer to by name
+    :return: what was found, with classes in place of names; short names of policies stay
+    :raises PluginError: if there is no such class, or the policy does not take the arguments
+    """
+    aliases: dict[Any, Any] = algo_class.policy_aliases
+
+    def choose(value: object) -> object:
+        check_importable(value)
+        if not isinstance(value, str) or value in aliases:
+            return value
+        if "." in value or ":" in value:
+            return registry.import_object(value)
+        raise PluginError(
+            f"{algo_class.__name__} has no policy {value!r}{did_you_mean(value, aliases)} Valid: {', '.join(aliases)}, "
+            "or a class as my_package.my_module.MyPolicy"
+        )
+
+    policy = block.pop("policy", choose)
+
+    def read_kwargs(value: object) -> dict[str, Any]:
+        kwargs = parse_kwargs(value, namespace)
+        for key, item in kwargs.items():
+            if isinstance(item, str) and key.endswith(("_class", "_fn")):
+                kwargs[key] = parse_kwargs(f"dict({key}={item.replace(':', '.')})", namespace)[key]
+            check_importable(kwargs[key])
+        cls = aliases.get(policy, policy)
+        if isinstance(cls, type):
+            check_kwargs(cls, kwargs, POLICY_BY_CALLER)
+        return kwargs
+
+    policy_kwargs = block.pop("policy_kwargs", read_kwargs, leave_code=True)
+    return _given(policy=policy, policy_kwargs=policy_kwargs)
+
+
+def choose_buffers(block: Block, namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Take the class and keyword arguments of the replay or rollout buffer out of a block.
+
+    :param block: The hyperparameters. ``replay_buffer_kwargs`` stays in it if it is code
+    :param namespace: Objects that keyword arguments may refer to by name
+    :return: what was found, with classes in place of names
+    :raises PluginError: if there is no such buffer, or it does not take the arguments
+    """
+    found: dict[str, Any] = {}
+    for kind, base in (("replay_buffer", ReplayBuffer), ("rollout_buffer", RolloutBuffer)):
+        cls = _choose_class(block, f"{kind}_class", "buffers", base)
+
+        def read_kwargs(value: object, cls: type = cls or base) -> dict[str, Any]:
+            kwargs = parse_kwargs(value, namespace)
+            check_kwargs(cls, kwargs, BUFFER_BY_CALLER)
+            return kwargs
+
+        # Upstream evaluates replay_buffer_kwargs, and does not know the other
+        kwargs = block.pop(f"{kind}_kwargs", read_kwargs, leave_code=kind == "replay_buffer")
+        found.update(_given(**{f"{kind}_class": cls, f"{kind}_kwargs": kwargs}))
+    return found
+
+
+def _choose_class(block: Block, key: str, group: str, base: type) -> type | None:
+    def choose(value: object) -> type:
+        check_importable(value)
+        cls = registry.resolve(group, value, zoo.words(group))
+        if not issubclass(cls, base):
+            raise PluginError(f"{cls.__name__} is not a subclass of SB3's {base.__name__}")
+        return cls
+
+    return block.pop(key, choose)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
