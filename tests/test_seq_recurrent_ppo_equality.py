@@ -17,6 +17,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from tests.envs import DictImageEnv, ImageEnv, LenEnv
+from zoo_plugins.algos.evaluation import evaluate_actions
 from zoo_plugins.algos.seq_recurrent_ppo import SeqRecurrentPPO
 
 N_ROLLOUTS = 4
@@ -178,14 +179,14 @@ class ActingLogProbs(BaseCallback):
     def _on_rollout_end(self) -> None:
         buffer = self.model.rollout_buffer
         self.first_starts.append(buffer.episode_starts[0].tolist())
-        self.first_states.append(buffer.hidden_states_pi[0].copy())
+        self.first_states.append(buffer.flat_states[:: buffer.buffer_size].numpy())
         worst = 0.0
         for batch in buffer.get(self.batch_size):
             states = [tuple(state * self.damping for state in part) for part in batch.lstm_states]
             batch = batch._replace(lstm_states=type(batch.lstm_states)(*states))
             self.n_continued += int(sum(state.any() for state in batch.lstm_states.pi[0].unbind(1)))
             with th.no_grad():
-                values, log_prob, _ = self.model._evaluate_actions(batch)
+                values, log_prob, _ = evaluate_actions(self.model.policy, batch)
             assert values.shape == log_prob.shape == batch.old_values.shape
             for new, old in ((log_prob, batch.old_log_prob), (values, batch.old_values)):
                 worst = max(worst, (new - old).abs().max().item())

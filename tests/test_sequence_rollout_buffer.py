@@ -105,18 +105,20 @@ def collect_len_env(skip: int, lengths: tuple[int, ...] = (3, 7, 23, 1, 5)) -> t
     """After skip steps, store 16 of 3 LenEnv; return the buffer, and what was stored with each (env, episode, t)."""
     action_space = spaces.Box(-1e6, 1e6, (2,), np.float32)
     env = DummyVecEnv([lambda i=i: LenEnv(lengths, i, action_space=action_space) for i in range(3)])
-    buffer = SequenceRolloutBuffer(16, env.observation_space, action_space, (16, 1, 3, 2), "cpu", 0.9, 0.8, n_envs=3)
+    buffer = SequenceRolloutBuffer(16, env.observation_space, action_space, "cpu", 0.9, 0.8, n_envs=3)
     rng = np.random.default_rng(0)
     obs, dones = env.reset(), np.ones(3, dtype=bool)
+    codes = []
     for step in range(skip + 16):
         code = obs @ np.array([10_000, 100, 1], np.float32)
         actions = np.stack([code, -code], axis=1)
         new_obs, rewards, new_dones, _ = env.step(actions)
         if step >= skip:
-            states = lstm_states(1, 3, 2, rng)
-            buffer.add(obs, actions, rewards, dones, th.as_tensor(code / 3), th.as_tensor(code / 7), lstm_states=states)
+            buffer.add_step(obs, actions, rewards, dones, lstm_states(1, 3, 2, rng))
+            codes.append(code)
         obs, dones = new_obs, new_dones
-    buffer.compute_returns_and_advantage(th.ones(3), dones)
+    code = th.as_tensor(np.stack(codes))
+    buffer.finish(code / 3, code / 7, th.ones(3), dones)
     stored = {
         tuple(buffer.observations[i]): (
             *buffer.actions[i],
@@ -186,10 +188,13 @@ def fill_twins(obs_space: spaces.Space, action_space: spaces.Space, n_envs: int,
     classes = (
         (RecurrentDictRolloutBuffer, SequenceDictRolloutBuffer) if is_dict else (RecurrentRolloutBuffer, SequenceRolloutBuffer)
     )
-    buffers = [cls(n_steps, obs_space, action_space, (n_steps, 2, n_envs, 3), "cpu", n_envs=n_envs) for cls in classes]
+    their_class, our_class = classes
+    theirs = their_class(n_steps, obs_space, action_space, (n_steps, 2, n_envs, 3), "cpu", n_envs=n_envs)
+    ours = our_class(n_steps, obs_space, action_space, "cpu", n_envs=n_envs)
     rng = np.random.default_rng(1)
     obs_space.seed(2)
     action_space.seed(3)
+    predictions = []
     for step in range(n_steps):
         samples = [obs_space.sample() for _ in range(n_envs)]
         obs = {key: np.stack([s[key] for s in samples]) for key in obs_space} if is_dict else np.stack(samples)
@@ -199,12 +204,13 @@ def fill_twins(obs_space: spaces.Space, action_space: spaces.Space, n_envs: int,
         rewards, starts = rng.normal(size=n_envs), rng.random(n_envs) < 0.2
         # At least one environment goes on with an episode of the previous rollout
         starts[0] &= step > 0
-        for buffer in buffers:
-            buffer.add(obs, actions, rewards, starts, values, log_probs, lstm_states=states)
-    dones = rng.random(n_envs) < 0.5
-    for buffer in buffers:
-        buffer.compute_returns_and_advantage(th.zeros(n_envs), dones)
-    return buffers
+        theirs.add(obs, actions, rewards, starts, values, log_probs, lstm_states=states)
+        ours.add_step(obs, actions, rewards, starts, states)
+        predictions.append((values, log_probs))
+    dones, last_values = rng.random(n_envs) < 0.5, th.as_tensor(rng.normal(size=n_envs), dtype=th.float32)
+    theirs.compute_returns_and_advantage(last_values, dones)
+    ours.finish(*(th.stack(steps) for steps in zip(*predictions, strict=True)), last_values, dones)
+    return [theirs, ours]
 
 
 def epochs_of(buffer, batch_size: int | None) -> Iterator:
@@ -235,8 +241,8 @@ def test_same_minibatches_as_sb3_contrib(obs, action, n_envs, batch_size):
                 assert th.equal(a.observations[key], e.observations[key][mask])
         else:
             assert th.equal(a.observations, e.observations[mask])
-        assert a.actions.dtype == th.float32
-        assert th.equal(a.actions, e.actions[mask].float())
+        assert a.actions.dtype == e.actions.dtype
+        assert th.equal(a.actions, e.actions[mask])
         for name in ("old_values", "old_log_prob", "advantages", "returns"):
             assert th.equal(getattr(a, name), getattr(e, name)[mask]), name
 

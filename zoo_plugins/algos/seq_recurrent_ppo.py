@@ -1,20 +1,32 @@
 """Recurrent PPO that trains on whole sequences."""
 
-from collections.abc import Iterator
+import math
 from copy import deepcopy
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
-from stable_baselines3.common.buffers import RolloutBuffer
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import explained_variance
-from torch import nn
+from stable_baselines3.common.utils import explained_variance, obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
 from torch.nn import functional as F
 
-from zoo_plugins.buffers.sequence_rollout_buffer import SequenceBatch, SequenceDictRolloutBuffer, SequenceRolloutBuffer
+from zoo_plugins.algos.acting import NumpyActor, TorchActor
+from zoo_plugins.algos.action_distributions import log_prob_and_entropy, reset_noise
+from zoo_plugins.algos.evaluation import as_taken, evaluate_actions
+from zoo_plugins.algos.optimizers import clip_grad_norm, fuse
+from zoo_plugins.buffers.sequence_rollout_buffer import (
+    SequenceBatch,
+    SequenceDictRolloutBuffer,
+    SequenceRolloutBuffer,
+    stack,
+)
 
 SelfSeqRecurrentPPO = TypeVar("SelfSeqRecurrentPPO", bound="SeqRecurrentPPO")
 
@@ -32,7 +44,7 @@ class SeqRecurrentPPO(RecurrentPPO):
     Paper: https://arxiv.org/abs/1707.06347 (PPO)
 
     :param policy: The policy model to use (MlpLstmPolicy, CnnLstmPolicy, MultiInputLstmPolicy), or a subclass of
-        sb3_contrib's ``RecurrentActorCriticPolicy`` that keeps its ``evaluate_actions``
+        sb3_contrib's ``RecurrentActorCriticPolicy`` that keeps its ``forward`` and ``evaluate_actions``
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param learning_rate: The learning rate, it can be a function of the current progress remaining (from 1 to 0)
     :param n_steps: The number of steps to run for each environment per update
@@ -67,7 +79,7 @@ class SeqRecurrentPPO(RecurrentPPO):
     """
 
     policy: RecurrentActorCriticPolicy
-    rollout_buffer: SequenceRolloutBuffer | SequenceDictRolloutBuffer
+    rollout_buffer: SequenceRolloutBuffer
 
     def __init__(
         self,
@@ -137,14 +149,13 @@ class SeqRecurrentPPO(RecurrentPPO):
             raise ValueError(f"batch_size must be at least 1 timestep, or None for the whole rollout, not {self.batch_size}")
         super()._setup_model()
         _check_policy(self.policy)
+        fuse(self.policy.optimizer)
 
         # The attribute stays None by default, so that a saved model opens where this package is not installed
-        buffer_class = self.rollout_buffer_class
         is_dict = isinstance(self.observation_space, spaces.Dict)
         default_class = SequenceDictRolloutBuffer if is_dict else SequenceRolloutBuffer
-        if buffer_class is None:
-            buffer_class = default_class
-        elif not issubclass(buffer_class, default_class):
+        buffer_class: Any = self.rollout_buffer_class or default_class
+        if not issubclass(buffer_class, default_class) or issubclass(buffer_class, DictRolloutBuffer) != is_dict:
             raise ValueError(
                 f"rollout_buffer_class must be a {default_class.__name__} for this observation space, "
                 f"not {buffer_class.__name__}"
@@ -153,13 +164,127 @@ class SeqRecurrentPPO(RecurrentPPO):
             self.n_steps,
             self.observation_space,
             self.action_space,
-            self.rollout_buffer.hidden_state_shape,
             device=self.device,
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
             n_envs=self.n_envs,
             **self.rollout_buffer_kwargs,
         )
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        """
+        Collect experiences using the current policy and fill the rollout buffer.
+
+        Written after ``RecurrentPPO.collect_rollouts`` of sb3_contrib 2.9.2, with its order of callbacks and random draws.
+        What differs: the loop only acts. Values, log probabilities and the values of truncated episodes' last
+        observations come in one pass after it, from the latents that were recorded while acting.
+
+        :param env: The training environment
+        :param callback: Callback that will be called at each step (and at the beginning and end of the rollout)
+        :param rollout_buffer: Buffer to fill with rollouts
+        :param n_rollout_steps: Number of experiences to collect per environment
+        :return: True if it collected all steps, False if the callback terminated the rollout prematurely
+        """
+        assert isinstance(rollout_buffer, SequenceRolloutBuffer)
+        assert self._last_obs is not None, "No previous observation was provided"
+        assert self._last_lstm_states is not None
+        self.policy.set_training_mode(False)
+        rollout_buffer.reset()
+        if self.use_sde:
+            reset_noise(self.policy, env.num_envs)
+
+        callback.on_rollout_start()
+
+        in_numpy = NumpyActor.supports(self.policy)
+        actor = NumpyActor(self.policy) if in_numpy else TorchActor(self.policy)
+        convert = np.asarray if in_numpy else th.as_tensor
+        self._last_lstm_states = RNNStates(*(tuple(map(convert, states)) for states in self._last_lstm_states))
+        latents: list[tuple[Any, Any]] = []
+        truncated: list[tuple[int, int, tuple[Any, ...], Any]] = []
+
+        for step in range(n_rollout_steps):
+            if self.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
+                reset_noise(self.policy, env.num_envs)
+
+            actions, latent, lstm_states = actor.act(self._last_obs, self._last_lstm_states, self._last_episode_starts)
+            actions = actions.reshape((-1, *self.action_space.shape))
+            clipped_actions = actions
+            if isinstance(self.action_space, spaces.Box):
+                clipped_actions = np.clip(actions, self.action_space.low, self.action_space.high)
+
+            new_obs, rewards, dones, infos = env.step(clipped_actions)
+
+            self.num_timesteps += env.num_envs
+
+            callback.update_locals(locals())
+            if not callback.on_step():
+                return False
+
+            self._update_info_buffer(infos, dones)
+            latents.append(latent)
+            for idx in np.flatnonzero(dones):
+                info = infos[idx]
+                if info.get("TimeLimit.truncated", False) and info.get("terminal_observation") is not None:
+                    truncated.append((step, idx, lstm_states.vf, info["terminal_observation"]))
+
+            rollout_buffer.add_step(self._last_obs, actions, rewards, self._last_episode_starts, self._last_lstm_states)
+            self._last_obs = new_obs
+            self._last_episode_starts = dones
+            self._last_lstm_states = lstm_states
+
+        self._last_lstm_states = RNNStates(*(tuple(map(th.as_tensor, states)) for states in self._last_lstm_states))
+        self._finish_rollout(rollout_buffer, latents, truncated)
+
+        callback.on_rollout_end()
+
+        return True
+
+    @th.no_grad()
+    def _finish_rollout(
+        self,
+        rollout_buffer: SequenceRolloutBuffer,
+        latents: list[tuple[Any, Any]],
+        truncated: list[tuple[int, int, tuple[Any, ...], Any]],
+    ) -> None:
+        """
+        Compute all that was not needed to act.
+
+        :param rollout_buffer: The buffer with all steps
+        :param latents: Latents of actor and critic of each step. Shape of each: (n_envs, hidden_size)
+        :param truncated: For each truncated episode: step, environment, the critic's LSTM states after the step, last
+            observation
+        """
+        policy = self.policy
+        shape = (rollout_buffer.buffer_size, rollout_buffer.n_envs)
+        latent_pi, latent_vf = (stack(steps).flatten(0, 1) for steps in zip(*latents, strict=True))
+        actions = th.as_tensor(rollout_buffer.actions.reshape(-1, rollout_buffer.action_dim), device=self.device)
+        log_probs, _ = log_prob_and_entropy(
+            policy, policy.mlp_extractor.forward_actor(latent_pi), as_taken(actions, self.action_space)
+        )
+        values = policy.value_net(policy.mlp_extractor.forward_critic(latent_vf))
+
+        # Handle timeout by bootstrapping with value function, see stable-baselines3 issue #633
+        if truncated:
+            steps, envs, states, terminal_obs = zip(*truncated, strict=True)
+            hidden, cell = (stack([state[i][:, idx] for state, idx in zip(states, envs, strict=True)], dim=1) for i in (0, 1))
+            terminal_values = policy.predict_values(
+                _concatenate([policy.obs_to_tensor(obs)[0] for obs in terminal_obs]),
+                (hidden, cell),
+                th.zeros(len(steps), device=self.device),
+            )
+            rollout_buffer.rewards[steps, envs] += self.gamma * terminal_values.flatten().cpu().numpy()
+
+        assert self._last_obs is not None
+        assert self._last_episode_starts is not None
+        assert self._last_lstm_states is not None
+        last_values = policy.predict_values(
+            obs_as_tensor(self._last_obs, self.device),
+            self._last_lstm_states.vf,
+            th.as_tensor(self._last_episode_starts, dtype=th.float32, device=self.device),
+        )
+        rollout_buffer.finish(values.reshape(shape), log_probs.reshape(shape), last_values, self._last_episode_starts)
 
     def train(self) -> None:
         """Update policy using the currently gathered rollout buffer."""
@@ -170,6 +295,7 @@ class SeqRecurrentPPO(RecurrentPPO):
         if self.clip_range_vf is not None:
             clip_range_vf = self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
 
+        parameters = list(self.policy.parameters())
         # Read back once, after the last minibatch: every .item() in the loop would wait for the device
         statistics: list[dict[str, th.Tensor]] = []
         n_timesteps, n_padded, n_sequences = 0, 0, 0
@@ -177,7 +303,7 @@ class SeqRecurrentPPO(RecurrentPPO):
 
         for epoch in range(self.n_epochs):
             epoch_start = len(statistics)
-            for batch in cast(Iterator[SequenceBatch], self.rollout_buffer.get(self.batch_size)):
+            for batch in self.rollout_buffer.get(self.batch_size):
                 loss, batch_statistics = self._loss(batch, clip_range, clip_range_vf)
                 statistics.append(batch_statistics)
                 n_timesteps += len(batch.positions)
@@ -191,9 +317,10 @@ class SeqRecurrentPPO(RecurrentPPO):
                         print(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
                     break
 
-                self.policy.optimizer.zero_grad()
+                for parameter in parameters:
+                    parameter.grad = None
                 loss.backward()
-                nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+                clip_grad_norm(parameters, self.max_grad_norm)
                 self.policy.optimizer.step()
 
             self._n_updates += 1
@@ -204,6 +331,8 @@ class SeqRecurrentPPO(RecurrentPPO):
         means = dict(zip(statistics[0], rows.mean(dim=0).tolist(), strict=True))
         last_row = dict(zip(statistics[0], rows[-1].tolist(), strict=True))
         last_epoch = dict(zip(statistics[0], rows[epoch_start:].mean(dim=0).tolist(), strict=True))
+        if not math.isfinite(last_row["loss"]):
+            raise ValueError(f"training diverged: the loss is {last_row['loss']}")
 
         self.logger.record("train/entropy_loss", means["entropy_loss"])
         self.logger.record("train/policy_gradient_loss", means["policy_gradient_loss"])
@@ -235,7 +364,7 @@ class SeqRecurrentPPO(RecurrentPPO):
         :param clip_range_vf: Current clipping parameter for the value function, if any
         :return: the loss and what is logged about it, detached
         """
-        values, log_prob, entropy = self._evaluate_actions(batch)
+        values, log_prob, entropy = evaluate_actions(self.policy, batch)
 
         advantages = batch.advantages
         # Normalization does not make sense for a single timestep, see stable-baselines3 issue #325
@@ -268,37 +397,6 @@ class SeqRecurrentPPO(RecurrentPPO):
             }
         return loss, statistics
 
-    def _evaluate_actions(self, batch: SequenceBatch) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
-        """
-        Evaluate the actions of a minibatch according to the current policy.
-
-        Same result as sb3_contrib's ``RecurrentActorCriticPolicy.evaluate_actions``, in one call per LSTM.
-
-        :param batch: The minibatch
-        :return: values, log likelihood of the actions and entropy of the action distribution
-            (None without an analytical form). Shape of each: (n_steps,)
-        """
-        policy = self.policy
-        features = policy.extract_features(batch.observations)
-        pi_features, vf_features = (features, features) if isinstance(features, th.Tensor) else features
-
-        latent_pi = _run_lstm(policy.lstm_actor, pi_features, batch.lstm_states.pi, batch)
-        if policy.lstm_critic is not None:
-            latent_vf = _run_lstm(policy.lstm_critic, vf_features, batch.lstm_states.vf, batch)
-        elif policy.shared_lstm:
-            # Only the actor's gradient reaches a shared LSTM
-            latent_vf = latent_pi.detach()
-        else:
-            assert policy.critic is not None
-            latent_vf = policy.critic(vf_features)
-
-        distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(latent_pi))
-        values = policy.value_net(policy.mlp_extractor.forward_critic(latent_vf)).flatten()
-        actions = batch.actions
-        if isinstance(self.action_space, spaces.Discrete):
-            actions = actions.long().flatten()
-        return values, distribution.log_prob(actions), distribution.entropy()
-
     def learn(
         self: SelfSeqRecurrentPPO,
         total_timesteps: int,
@@ -319,30 +417,22 @@ class SeqRecurrentPPO(RecurrentPPO):
         )
 
 
-def _run_lstm(lstm: nn.LSTM, features: th.Tensor, states: tuple[th.Tensor, ...], batch: SequenceBatch) -> th.Tensor:
-    """
-    Run an LSTM over all sequences of a minibatch at once.
-
-    :param lstm: The LSTM
-    :param features: Its input. Shape: (n_steps, features_dim)
-    :param states: Hidden and cell states at the start of each sequence. Shape of each: (n_layers, n_seq, hidden_size)
-    :param batch: The minibatch that the features come from
-    :return: Its output. Shape: (n_steps, hidden_size)
-    """
-    output, _ = lstm(batch.pad(features), states)
-    return batch.unpad(output)
+def _concatenate(observations: list[Any]) -> Any:
+    if isinstance(observations[0], dict):
+        return {key: th.cat([obs[key] for obs in observations]) for key in observations[0]}
+    return th.cat(observations)
 
 
 def _check_policy(policy: RecurrentActorCriticPolicy) -> None:
     """
-    Refuse a policy whose training forward pass would be bypassed.
+    Refuse a policy whose forward pass would be bypassed.
 
     :param policy: The policy
-    :raises ValueError: if it has its own ``evaluate_actions`` or ``_process_sequence``
+    :raises ValueError: if it has its own ``forward``, ``evaluate_actions`` or ``_process_sequence``
     """
-    for name in ("evaluate_actions", "_process_sequence"):
+    for name in ("forward", "evaluate_actions", "_process_sequence"):
         if getattr(type(policy), name) is not getattr(RecurrentActorCriticPolicy, name):
             raise ValueError(
-                f"policy {type(policy).__name__} overrides {name}(), which SeqRecurrentPPO replaces while training: "
+                f"policy {type(policy).__name__} overrides {name}(), which SeqRecurrentPPO does not call: "
                 "use RecurrentPPO (ppo_lstm) with it"
             )
