@@ -120,9 +120,10 @@ def by_fifth(values: list[float]) -> list[float]:
     Sum the times of each fifth of a run.
 
     :param values: Times of the iterations
-    :return: five sums
+    :return: five sums, or fewer for a run of fewer iterations
     """
-    bounds = [round(i * len(values) / 5) for i in range(6)]
+    n_parts = min(5, len(values))
+    bounds = [round(i * len(values) / n_parts) for i in range(n_parts + 1)]
     return [sum(values[a:b]) for a, b in itertools.pairwise(bounds)]
 
 
@@ -152,7 +153,7 @@ def summarize(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any
         "ratio": ratio(lambda run: run["seconds"] / run["timesteps"]),
         "collect_ratio": ratio(lambda run: sum(run["collect_by_iteration"])),
         "update_ratio": ratio(lambda run: sum(run["update_by_iteration"])),
-        "ratio_by_fifth": [ratio(lambda run, i=i: fifths(run)[i]) for i in range(5)],
+        "ratio_by_fifth": [ratio(lambda run, i=i: fifths(run)[i]) for i in range(len(fifths(runs["ours"][0])))],
         "memory_ratio": ratio(lambda run: run["peak_mib"]),
         "floor": CASES[name].get("floor"),
         "goal": CASES[name].get("goal"),
