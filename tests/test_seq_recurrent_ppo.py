@@ -347,5 +347,5 @@ def test_constructor_starts_with_the_arguments_of_recurrent_ppo():
     ours = list(inspect.signature(SeqRecurrentPPO).parameters.values())
     assert [(p.name, p.kind, p.default) for p in ours[: len(theirs)]] == [(p.name, p.kind, p.default) for p in theirs]
     extra = ours[len(theirs) :]
-    assert [p.name for p in extra] == ["rollout_buffer_class", "rollout_buffer_kwargs"]
+    assert [p.name for p in extra] == ["rollout_buffer_class", "rollout_buffer_kwargs", "sampling", "max_seq_length"]
     assert {p.kind for p in extra} == {inspect.Parameter.KEYWORD_ONLY}

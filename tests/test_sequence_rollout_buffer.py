@@ -14,12 +14,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from torch.nn.utils.rnn import pad_sequence
 
 from tests.envs import LenEnv
-from zoo_plugins.buffers.sequence_rollout_buffer import (
-    SequenceBatch,
-    SequenceDictRolloutBuffer,
-    SequenceRolloutBuffer,
-    locate_sequences,
-)
+from zoo_plugins.buffers.sequence_batch import SequenceBatch, locate_sequences
+from zoo_plugins.buffers.sequence_rollout_buffer import SequenceDictRolloutBuffer, SequenceRolloutBuffer
 
 # Whether a sequence starts at a timestep; the first one always does
 STARTS = st.lists(st.booleans(), max_size=40).map(lambda starts: np.array([True, *starts]))

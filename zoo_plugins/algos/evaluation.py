@@ -8,7 +8,7 @@ from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from torch import nn
 
 from zoo_plugins.algos.action_distributions import log_prob_and_entropy
-from zoo_plugins.buffers.sequence_rollout_buffer import SequenceBatch
+from zoo_plugins.buffers.sequence_batch import SequenceBatch
 
 
 def evaluate_actions(
@@ -35,7 +35,7 @@ def evaluate_actions(
         latent_vf = latent_pi.detach()
     else:
         assert policy.critic is not None
-        latent_vf = policy.critic(vf_features)
+        latent_vf = policy.critic(batch.drop_context(vf_features))
 
     log_prob, entropy = log_prob_and_entropy(
         policy, policy.mlp_extractor.forward_actor(latent_pi), as_taken(batch.actions, policy.action_space)
@@ -49,7 +49,7 @@ def run_lstm(lstm: nn.LSTM, features: th.Tensor, states: tuple[th.Tensor, ...], 
     Run an LSTM over all sequences of a minibatch at once.
 
     :param lstm: The LSTM
-    :param features: Its input. Shape: (n_steps, features_dim)
+    :param features: Its input. Shape: (n_inputs, features_dim)
     :param states: Hidden and cell states at the start of each sequence. Shape of each: (n_layers, n_seq, hidden_size)
     :param batch: The minibatch that the features come from
     :return: Its output. Shape: (n_steps, hidden_size)

@@ -21,8 +21,8 @@ from zoo_plugins.algos.acting import NumpyActor, TorchActor
 from zoo_plugins.algos.action_distributions import log_prob_and_entropy, reset_noise
 from zoo_plugins.algos.evaluation import as_taken, evaluate_actions
 from zoo_plugins.algos.optimizers import clip_grad_norm, fuse
+from zoo_plugins.buffers.sequence_batch import SequenceBatch
 from zoo_plugins.buffers.sequence_rollout_buffer import (
-    SequenceBatch,
     SequenceDictRolloutBuffer,
     SequenceRolloutBuffer,
     stack,
@@ -75,7 +75,12 @@ class SeqRecurrentPPO(RecurrentPPO):
     :param rollout_buffer_class: Rollout buffer class to use: a :class:`SequenceRolloutBuffer` or
         :class:`SequenceDictRolloutBuffer`. ``None`` selects one by the observation space
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
-    :raises ValueError: if ``batch_size`` is below 1, or the policy or the buffer is not of the kind described above
+    :param sampling: What a minibatch is made of. "contiguous": consecutive timesteps, the minibatches of ``RecurrentPPO``.
+        "sequences": whole sequences, shuffled, with ``batch_size`` timesteps in all (see :class:`SequenceRolloutBuffer`)
+    :param max_seq_length: Cut sequences, and with them back-propagation through time, after this number of timesteps.
+        ``None`` means no limit
+    :raises ValueError: if ``batch_size`` or ``max_seq_length`` is below 1, ``sampling`` is unknown, or the policy or the
+        buffer is not of the kind described above
     """
 
     policy: RecurrentActorCriticPolicy
@@ -110,6 +115,8 @@ class SeqRecurrentPPO(RecurrentPPO):
         *,
         rollout_buffer_class: type[RolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
+        sampling: str = "contiguous",
+        max_seq_length: int | None = None,
     ):
         super().__init__(
             policy,
@@ -140,6 +147,8 @@ class SeqRecurrentPPO(RecurrentPPO):
         )
         self.rollout_buffer_class = rollout_buffer_class
         self.rollout_buffer_kwargs = dict(rollout_buffer_kwargs or {})
+        self.sampling = sampling
+        self.max_seq_length = max_seq_length
 
         if _init_setup_model:
             self._setup_model()
@@ -168,6 +177,8 @@ class SeqRecurrentPPO(RecurrentPPO):
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
             n_envs=self.n_envs,
+            sampling=self.sampling,
+            max_seq_length=self.max_seq_length,
             **self.rollout_buffer_kwargs,
         )
 
@@ -306,7 +317,7 @@ class SeqRecurrentPPO(RecurrentPPO):
             for batch in self.rollout_buffer.get(self.batch_size):
                 loss, batch_statistics = self._loss(batch, clip_range, clip_range_vf)
                 statistics.append(batch_statistics)
-                n_timesteps += len(batch.positions)
+                n_timesteps += len(batch.actions)
                 n_padded += batch.n_seq * batch.max_length
                 n_sequences += batch.n_seq
 

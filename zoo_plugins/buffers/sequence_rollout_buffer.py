@@ -1,91 +1,18 @@
-"""Rollout buffers that cut minibatches into sequences."""
+"""Rollout buffers whose minibatches are sequences."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
-from stable_baselines3.common.type_aliases import TensorDict
 
+from zoo_plugins.buffers.sequence_batch import SequenceBatch, locate_sequences
 
-class SequenceBatch(NamedTuple):
-    """
-    A minibatch of ``n_steps`` consecutive timesteps that holds ``n_seq`` sequences.
-
-    A sequence ends where an episode, an environment or the minibatch ends, so no episode starts in the middle
-    of one and an LSTM reads all of them in a single call. Everything that is not recurrent (features, heads, losses)
-    works on the timesteps themselves, in the order of collection; only the LSTM sees padding::
-
-        timesteps            a0 a1 a2 b0 c0 c1          (n_steps, *shape)
-
-        pad()                a0 b0 c0                   (max_length, n_seq, *shape)
-                             a1  0 c1
-                             a2  0  0
-
-        unpad()              a0 a1 a2 b0 c0 c1          (n_steps, *shape)
-
-    :param observations: Observations. Shape: (n_steps, *obs_shape), a dict of them for Dict spaces
-    :param actions: Actions. Shape: (n_steps, action_dim)
-    :param old_values: Values predicted while acting. Shape: (n_steps,)
-    :param old_log_prob: Log probabilities of the actions while acting. Shape: (n_steps,)
-    :param advantages: GAE advantages. Shape: (n_steps,)
-    :param returns: TD(lambda) returns. Shape: (n_steps,)
-    :param lstm_states: Hidden and cell states with which the LSTM enters each sequence, for the actor and the critic:
-        the recorded ones, or zeros where the sequence starts an episode. Shape of each: (n_layers, n_seq, hidden_size)
-    :param positions: Row of each timestep in the flattened padded array. Shape: (n_steps,)
-    :param n_seq: Number of sequences
-    :param max_length: Length of the longest one, in timesteps
-    """
-
-    observations: th.Tensor | TensorDict
-    actions: th.Tensor
-    old_values: th.Tensor
-    old_log_prob: th.Tensor
-    advantages: th.Tensor
-    returns: th.Tensor
-    lstm_states: RNNStates
-    positions: th.Tensor
-    n_seq: int
-    max_length: int
-
-    def pad(self, steps: th.Tensor) -> th.Tensor:
-        """
-        Lay the sequences side by side, with zeros after the shorter ones.
-
-        :param steps: One row per timestep. Shape: (n_steps, *shape)
-        :return: Padded sequences. Shape: (max_length, n_seq, *shape)
-        """
-        if self.n_seq == 1:
-            return steps.unsqueeze(1)
-        padded = steps.new_zeros((self.max_length * self.n_seq, *steps.shape[1:]))
-        return padded.index_copy(0, self.positions, steps).unflatten(0, (self.max_length, self.n_seq))
-
-    def unpad(self, sequences: th.Tensor) -> th.Tensor:
-        """
-        Inverse of :meth:`pad`.
-
-        :param sequences: Padded sequences. Shape: (max_length, n_seq, *shape)
-        :return: One row per timestep. Shape: (n_steps, *shape)
-        """
-        if self.n_seq == 1:
-            return sequences.squeeze(1)
-        return sequences.flatten(0, 1).index_select(0, self.positions)
-
-
-def locate_sequences(starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """
-    Find where each timestep goes when the sequences of a minibatch are laid side by side.
-
-    :param starts: Whether a sequence starts at the timestep; the first must. Shape: (n_steps,)
-    :return: timesteps that start a sequence, shape (n_seq,); rows of the timesteps in the flattened
-        ``(max_length, n_seq)`` array, shape (n_steps,); length of the longest sequence
-    """
-    first = np.flatnonzero(starts)
-    sequence = np.cumsum(starts) - 1
-    step = np.arange(len(starts)) - first[sequence]
-    return first, step * len(first) + sequence, int(step.max()) + 1
+SAMPLING = ("contiguous", "sequences")
 
 
 class SequenceRolloutBuffer(RolloutBuffer):
@@ -101,7 +28,34 @@ class SequenceRolloutBuffer(RolloutBuffer):
     :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator
     :param gamma: Discount factor
     :param n_envs: Number of parallel environments
+    :param sampling: What a minibatch is made of. "contiguous": consecutive timesteps of the rollout, the minibatches of
+        sb3_contrib's recurrent buffers; sequences are cut at the borders of minibatches. "sequences": whole sequences,
+        shuffled; as ``batch_size`` still counts timesteps, a sequence may belong to two minibatches, and gradients flow
+        through the whole of it in both
+    :param max_seq_length: Cut sequences after this number of timesteps; later pieces start from the recorded state.
+        ``None`` means no limit
+    :raises ValueError: if ``sampling`` is unknown or ``max_seq_length`` is below 1
     """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "auto",
+        gae_lambda: float = 1,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+        sampling: str = "contiguous",
+        max_seq_length: int | None = None,
+    ):
+        if sampling not in SAMPLING:
+            raise ValueError(f"sampling must be one of {', '.join(SAMPLING)}, not {sampling!r}")
+        if max_seq_length is not None and max_seq_length < 1:
+            raise ValueError(f"max_seq_length must be at least 1 timestep, or None for no limit, not {max_seq_length}")
+        self.sampling = sampling
+        self.max_seq_length = max_seq_length
+        super().__init__(buffer_size, observation_space, action_space, device, gae_lambda, gamma, n_envs)
 
     def reset(self) -> None:
         """Forget the rollout."""
@@ -185,6 +139,10 @@ class SequenceRolloutBuffer(RolloutBuffer):
         episode_starts = self.episode_starts.T > 0
         sequence_starts = episode_starts.copy()
         sequence_starts[:, 0] = True
+        if self.max_seq_length is not None:
+            steps = np.arange(self.buffer_size)
+            latest_start = np.maximum.accumulate(np.where(sequence_starts, steps, 0), axis=1)
+            sequence_starts |= (steps - latest_start) % self.max_seq_length == 0
         # Twice, so that a minibatch that goes on at the beginning is a slice as well
         self.flat_episode_starts = np.tile(episode_starts.ravel(), 2)
         self.flat_sequence_starts = np.tile(sequence_starts.ravel(), 2)
@@ -210,53 +168,89 @@ class SequenceRolloutBuffer(RolloutBuffer):
 
     def get(self, batch_size: int | None = None) -> Iterator[SequenceBatch]:  # type: ignore[override]
         """
-        Draw the minibatches of an epoch: consecutive pieces of the rollout, from a random timestep on.
+        Draw the minibatches of an epoch. Each timestep counts in one of them.
 
-        The draw, and so the minibatches, are those of sb3_contrib's recurrent buffers.
-
-        :param batch_size: Number of timesteps in a minibatch, None for the whole rollout
+        :param batch_size: Number of timesteps that count in a minibatch (but for the last one, which has the rest),
+            None for the whole rollout
         :return: minibatches
         """
         assert self.full, "Rollout buffer must be full before sampling from it"
+        batch_size = batch_size or self.buffer_size * self.n_envs
+        return self._draw_sequences(batch_size) if self.sampling == "sequences" else self._draw_pieces(batch_size)
+
+    def _draw_pieces(self, batch_size: int) -> Iterator[SequenceBatch]:
         n_timesteps = self.buffer_size * self.n_envs
-        batch_size = batch_size or n_timesteps
+        # The only draw of sb3_contrib's recurrent buffers
         split = np.random.randint(n_timesteps)
+        for offset in range(0, n_timesteps, batch_size):
+            start, length = (split + offset) % n_timesteps, min(batch_size, n_timesteps - offset)
+            starts = self.flat_sequence_starts[start : start + length].copy()
+            starts[0] = True
+            first, positions, max_length = locate_sequences(starts)
+            select = functools.partial(_slice, start=start, length=length)
+            yield self._make_batch(select, select, start + first, positions, max_length)
+
+    def _draw_sequences(self, batch_size: int) -> Iterator[SequenceBatch]:
+        n_timesteps = self.buffer_size * self.n_envs
+        first = np.flatnonzero(self.flat_sequence_starts[:n_timesteps])
+        order = np.random.permutation(len(first))
+        lengths = np.diff(first, append=n_timesteps)[order]
+        first = first[order]
+        ends = np.cumsum(lengths)
+        begins = ends - lengths
         for start in range(0, n_timesteps, batch_size):
-            yield self._cut((split + start) % n_timesteps, min(batch_size, n_timesteps - start))
+            end = min(start + batch_size, n_timesteps)
+            chosen = slice(np.searchsorted(ends, start, side="right"), np.searchsorted(begins, end, side="left"))
+            # Of each sequence, its first timestep that counts, and the one after its last
+            counted_from = np.maximum(start - begins[chosen], 0)
+            counted_to = np.minimum(end - begins[chosen], lengths[chosen])
 
-    def _cut(self, start: int, length: int) -> SequenceBatch:
+            n_seq = len(counted_to)
+            sequence = np.repeat(np.arange(n_seq), counted_to)
+            step = np.arange(len(sequence)) - np.repeat(np.cumsum(counted_to) - counted_to, counted_to)
+            inputs = th.as_tensor(first[chosen][sequence] + step, device=self.device)
+            counted = th.as_tensor(np.flatnonzero(step >= counted_from[sequence]), device=self.device)
+            batch = self._make_batch(
+                functools.partial(th.index_select, dim=0, index=inputs),
+                functools.partial(th.index_select, dim=0, index=inputs[counted]),
+                first[chosen],
+                step * n_seq + sequence,
+                int(counted_to.max()),
+            )
+            yield batch._replace(counted=None if len(counted) == len(inputs) else counted)
+
+    def _make_batch(
+        self,
+        select_inputs: Callable[[th.Tensor], th.Tensor],
+        select_counted: Callable[[th.Tensor], th.Tensor],
+        first: np.ndarray,
+        positions: np.ndarray,
+        max_length: int,
+    ) -> SequenceBatch:
         """
-        Cut a minibatch out of the rollout.
+        Put a minibatch together.
 
-        :param start: Its first timestep
-        :param length: Number of timesteps; after the last one of the rollout comes the first
+        :param select_inputs: Takes the timesteps that the LSTM reads from the rollout
+        :param select_counted: Takes the timesteps that count from the rollout
+        :param first: First timestep of each sequence. Shape: (n_seq,)
+        :param positions: Row of each input in the flattened padded array. Shape: (n_inputs,)
+        :param max_length: Length of the longest sequence
         :return: the minibatch
         """
-        starts = self.flat_sequence_starts[start : start + length].copy()
-        starts[0] = True
-        first, positions, max_length = locate_sequences(starts)
-        continues_episode = ~self.flat_episode_starts[start + first]
-        overhang = start + length - self.buffer_size * self.n_envs
-
-        def select(steps: th.Tensor) -> th.Tensor:
-            if overhang > 0:
-                return th.cat([steps[start:], steps[:overhang]])
-            return steps[start : start + length]
-
         # (n_seq, 4, n_layers, hidden_size) -> (4, n_layers, n_seq, hidden_size)
-        rows = th.as_tensor((start + first) % (self.buffer_size * self.n_envs), device=self.device)
+        rows = th.as_tensor(first % (self.buffer_size * self.n_envs), device=self.device)
         states = self.flat_states.index_select(0, rows).permute(1, 2, 0, 3)
-        mask = th.as_tensor(continues_episode, dtype=states.dtype, device=self.device)
-        pi_hidden, pi_cell, vf_hidden, vf_cell = (states * mask[:, None]).contiguous().unbind()
+        continues_episode = th.as_tensor(~self.flat_episode_starts[first], dtype=states.dtype, device=self.device)
+        pi_hidden, pi_cell, vf_hidden, vf_cell = (states * continues_episode[:, None]).contiguous().unbind()
 
         observations = self.flat_observations
         return SequenceBatch(
             observations=(
-                {key: select(obs) for key, obs in observations.items()}
+                {key: select_inputs(obs) for key, obs in observations.items()}
                 if isinstance(observations, dict)
-                else select(observations)
+                else select_inputs(observations)
             ),
-            **{key: select(steps) for key, steps in self.rollout.items()},
+            **{key: select_counted(steps) for key, steps in self.rollout.items()},
             lstm_states=RNNStates(pi=(pi_hidden, pi_cell), vf=(vf_hidden, vf_cell)),
             positions=th.as_tensor(positions, device=self.device),
             n_seq=len(first),
@@ -275,7 +269,16 @@ class SequenceDictRolloutBuffer(SequenceRolloutBuffer, DictRolloutBuffer):  # ty
     :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator
     :param gamma: Discount factor
     :param n_envs: Number of parallel environments
+    :param sampling: "contiguous" or "sequences"
+    :param max_seq_length: Cut sequences after this number of timesteps
     """
+
+
+def _slice(steps: th.Tensor, start: int, length: int) -> th.Tensor:
+    overhang = start + length - len(steps)
+    if overhang > 0:
+        return th.cat([steps[start:], steps[:overhang]])
+    return steps[start : start + length]
 
 
 def stack(arrays: Sequence[th.Tensor | np.ndarray], dim: int = 0) -> th.Tensor:
@@ -288,4 +291,4 @@ def stack(arrays: Sequence[th.Tensor | np.ndarray], dim: int = 0) -> th.Tensor:
     """
     if isinstance(arrays[0], np.ndarray):
         return th.from_numpy(np.stack(arrays, axis=dim))
-    return th.stack(arrays, dim=dim)  # type: ignore[arg-type]
+    return th.stack(arrays, dim=dim)  # type: ignore[arg-type]  # a list too
