@@ -30,6 +30,28 @@ class OwnDistributionPolicy(RecurrentActorCriticPolicy):
         return super()._get_action_dist_from_latent(2 * latent_pi)
 
 
+class OwnMlp(nn.Module):
+    """Networks that do not consist of SB3's two lists of layers."""
+
+    latent_dim_pi = latent_dim_vf = 4
+
+    def __init__(self, latent_dim: int):
+        super().__init__()
+        self.shared = nn.Linear(latent_dim, 4)
+
+    def forward_actor(self, features: th.Tensor) -> th.Tensor:
+        return self.shared(features).sin()
+
+    forward_critic = forward_actor
+
+
+class OwnMlpPolicy(RecurrentActorCriticPolicy):
+    """A policy with networks of its own."""
+
+    def _build_mlp_extractor(self) -> None:
+        self.mlp_extractor = OwnMlp(self.lstm_output_dim)
+
+
 class ScaledExtractor(FlattenExtractor):
     """An extractor that is not SB3's."""
 
@@ -67,6 +89,7 @@ TORCH_CASES: dict[str, dict[str, Any]] = {
     "ELU": {"activation_fn": nn.ELU},
     "squashed gSDE": {"use_sde": True, "squash_output": True},
     "own distribution": {"cls": OwnDistributionPolicy},
+    "own MLP": {"cls": OwnMlpPolicy},
     "own extractor": {"features_extractor_class": ScaledExtractor},
     "discrete observations": {"obs_space": spaces.Discrete(4)},
     "image": {
@@ -140,7 +163,7 @@ def test_weights_that_are_not_finite_are_told(action_space):
 def test_log_prob_and_entropy_are_those_of_the_distribution(case):
     """Values and gradients of log-probabilities and entropies are those of SB3's distribution objects."""
     policy = make_policy(**{**NUMPY_CASES, **TORCH_CASES}[case])
-    assert is_usual(policy) == (case in (*NUMPY_CASES, "ELU", "own extractor", "discrete observations", "image"))
+    assert is_usual(policy) == (case in (*NUMPY_CASES, "ELU", "own MLP", "own extractor", "discrete observations", "image"))
     latent = th.randn(9, policy.mlp_extractor.latent_dim_pi)
     actions = policy._get_action_dist_from_latent(latent).get_actions().detach()
     gradients = []

@@ -134,13 +134,10 @@ def _extend_exp_manager(exp_manager: Any) -> bool:
     if exp_manager.ExperimentManager is plugin_manager.PluginExperimentManager:
         return True  # it has just called
     exp_manager.ExperimentManager = plugin_manager.PluginExperimentManager
-    for name, sampler in exp_manager.HYPERPARAMS_SAMPLER.items():
-        exp_manager.HYPERPARAMS_SAMPLER[name] = _with_her_subclasses(sampler)
-    for name, spec in SPECS.items():
-        if spec.sampler is not None:
-            exp_manager.HYPERPARAMS_SAMPLER[name] = spec.sampler
-        if spec.converter is not None:
-            exp_manager.HYPERPARAMS_CONVERTER[name] = spec.converter
+    samplers, converters = exp_manager.HYPERPARAMS_SAMPLER, exp_manager.HYPERPARAMS_CONVERTER
+    samplers.update({name: spec.sampler for name, spec in SPECS.items() if spec.sampler is not None})
+    converters.update({name: spec.converter for name, spec in SPECS.items() if spec.converter is not None})
+    samplers.update({name: _with_her_subclasses(sampler) for name, sampler in samplers.items()})
     return True
 
 

@@ -106,15 +106,15 @@ class NumpyActor:
         :param policy: The policy
         :return: whether it does
         """
+        if policy.device.type != "cpu" or type(policy.mlp_extractor) is not MlpExtractor:
+            return False
         space = policy.observation_space
         modules = [*policy.mlp_extractor.policy_net, policy.action_net]
         return (
-            policy.device.type == "cpu"
-            and isinstance(space, spaces.Box)
+            isinstance(space, spaces.Box)
             and not is_image_space(space)
             and type(policy).extract_features is ActorCriticPolicy.extract_features
             and type(policy.pi_features_extractor) is type(policy.vf_features_extractor) is FlattenExtractor
-            and type(policy.mlp_extractor) is MlpExtractor
             and all(type(module) in (nn.Linear, nn.Tanh, nn.ReLU) for module in modules)
             and all(parameter.dtype == th.float32 for parameter in policy.parameters())
             and action_distributions.is_usual(policy)
