@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution
-from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
+from rl_zoo3.exp_manager import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 from torch import nn
 
 from zoo_plugins import SeqRecurrentPPO

@@ -169,7 +169,7 @@ def test_load_with_other_numbers_of_envs(tmp_path):
     model = make_model(cartpole(4))
     model.learn(2 * 16 * 4)
     loaded = check_save_load(model, tmp_path / "model.zip", SeqRecurrentPPO, cartpole(3))
-    assert loaded.rollout_buffer.flat_states.shape == (16 * 3, 4, 1, 16)
+    assert loaded.rollout_buffer.flat_states.shape == (4, 1, 16 * 3, 16)
     assert loaded._last_lstm_states.pi[0].shape == (1, 3, 16)
     assert loaded._last_episode_starts.shape == (3,)
 

@@ -179,7 +179,7 @@ class ActingLogProbs(BaseCallback):
     def _on_rollout_end(self) -> None:
         buffer = self.model.rollout_buffer
         self.first_starts.append(buffer.episode_starts[0].tolist())
-        self.first_states.append(buffer.flat_states[:: buffer.buffer_size].numpy())
+        self.first_states.append(buffer.flat_states[:, :, :: buffer.buffer_size].numpy())
         worst = 0.0
         for batch in buffer.get(self.batch_size):
             states = [tuple(state * self.damping for state in part) for part in batch.lstm_states]
@@ -226,8 +226,8 @@ def test_learn_twice_starts_new_episodes():
     for _ in range(2):
         model.learn(2 * model.n_steps * model.n_envs, callback)
     assert callback.first_starts == [[1, 1], [0, 0]] * 2
-    # The old state was still recorded, and could have been taken for that of the new episode
-    assert np.abs(callback.first_states[2]).max() > 1e-3
+    # New episodes start from zeros, the rollouts after them from the states in which they stopped
+    assert [bool(states.any()) for states in callback.first_states] == [False, True] * 2
     assert max(callback.differences) < 1e-5
 
 

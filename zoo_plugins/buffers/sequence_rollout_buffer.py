@@ -131,12 +131,14 @@ class SequenceRolloutBuffer(RolloutBuffer):
             if isinstance(observations, dict)
             else flatten(observations)
         )
-        # (n_steps, n_layers, n_envs, hidden_size), four times -> (n_envs * n_steps, 4, n_layers, hidden_size)
-        states = [stack(steps) for steps in zip(*((*pi, *vf) for pi, vf in self.lstm_states), strict=True)]
-        self.flat_states = th.stack(states, dim=1).permute(3, 0, 1, 2, 4).flatten(0, 1)
+        # (n_steps, n_layers, n_envs, hidden_size), four times -> (4, n_layers, n_envs * n_steps, hidden_size)
+        states = th.stack([stack(steps) for steps in zip(*((*pi, *vf) for pi, vf in self.lstm_states), strict=True)])
+        self.flat_states = states.permute(0, 2, 3, 1, 4).flatten(2, 3)
         self.lstm_states = []
-
+        # A sequence that starts an episode starts from zeros
         episode_starts = self.episode_starts.T > 0
+        self.flat_states[:, :, th.as_tensor(episode_starts.ravel(), device=self.device)] = 0.0
+
         sequence_starts = episode_starts.copy()
         sequence_starts[:, 0] = True
         if self.max_seq_length is not None:
@@ -144,7 +146,6 @@ class SequenceRolloutBuffer(RolloutBuffer):
             latest_start = np.maximum.accumulate(np.where(sequence_starts, steps, 0), axis=1)
             sequence_starts |= (steps - latest_start) % self.max_seq_length == 0
         # Twice, so that a minibatch that goes on at the beginning is a slice as well
-        self.flat_episode_starts = np.tile(episode_starts.ravel(), 2)
         self.flat_sequence_starts = np.tile(sequence_starts.ravel(), 2)
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
@@ -237,11 +238,8 @@ class SequenceRolloutBuffer(RolloutBuffer):
         :param max_length: Length of the longest sequence
         :return: the minibatch
         """
-        # (n_seq, 4, n_layers, hidden_size) -> (4, n_layers, n_seq, hidden_size)
         rows = th.as_tensor(first % (self.buffer_size * self.n_envs), device=self.device)
-        states = self.flat_states.index_select(0, rows).permute(1, 2, 0, 3)
-        continues_episode = th.as_tensor(~self.flat_episode_starts[first], dtype=states.dtype, device=self.device)
-        pi_hidden, pi_cell, vf_hidden, vf_cell = (states * continues_episode[:, None]).contiguous().unbind()
+        pi_hidden, pi_cell, vf_hidden, vf_cell = self.flat_states.index_select(2, rows).unbind()
 
         observations = self.flat_observations
         return SequenceBatch(
