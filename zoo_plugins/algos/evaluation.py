@@ -5,7 +5,6 @@ from typing import Any
 import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
-from torch import nn
 
 from zoo_plugins.algos.action_distributions import log_prob_and_entropy
 from zoo_plugins.buffers.sequence_batch import SequenceBatch
@@ -27,9 +26,11 @@ def evaluate_actions(
     features = policy.extract_features(batch.observations)
     pi_features, vf_features = (features, features) if isinstance(features, th.Tensor) else features
 
-    latent_pi = run_lstm(policy.lstm_actor, pi_features, batch.lstm_states.pi, batch)
+    pi_sequences = batch.pad(pi_features)
+    latent_pi = batch.unpad(policy.lstm_actor(pi_sequences, batch.lstm_states.pi)[0])
     if policy.lstm_critic is not None:
-        latent_vf = run_lstm(policy.lstm_critic, vf_features, batch.lstm_states.vf, batch)
+        vf_sequences = pi_sequences if vf_features is pi_features else batch.pad(vf_features)
+        latent_vf = batch.unpad(policy.lstm_critic(vf_sequences, batch.lstm_states.vf)[0])
     elif policy.shared_lstm:
         # Only the actor's gradient reaches a shared LSTM
         latent_vf = latent_pi.detach()
@@ -42,20 +43,6 @@ def evaluate_actions(
     )
     values = policy.value_net(policy.mlp_extractor.forward_critic(latent_vf)).flatten()
     return values, log_prob, entropy
-
-
-def run_lstm(lstm: nn.LSTM, features: th.Tensor, states: tuple[th.Tensor, ...], batch: SequenceBatch) -> th.Tensor:
-    """
-    Run an LSTM over all sequences of a minibatch at once.
-
-    :param lstm: The LSTM
-    :param features: Its input. Shape: (n_inputs, features_dim)
-    :param states: Hidden and cell states at the start of each sequence. Shape of each: (n_layers, n_seq, hidden_size)
-    :param batch: The minibatch that the features come from
-    :return: Its output. Shape: (n_steps, hidden_size)
-    """
-    output, _ = lstm(batch.pad(features), states)
-    return batch.unpad(output)
 
 
 def as_taken(actions: th.Tensor, action_space: spaces.Space[Any]) -> th.Tensor:

@@ -10,11 +10,11 @@ from stable_baselines3.common.type_aliases import TensorDict
 
 class SequenceBatch(NamedTuple):
     """
-    A minibatch of ``n_steps`` consecutive timesteps that holds ``n_seq`` sequences.
+    A minibatch of ``n_steps`` timesteps that holds ``n_seq`` sequences.
 
     A sequence ends where an episode, an environment or the minibatch ends, so no episode starts in the middle
     of one and an LSTM reads all of them in a single call. Everything that is not recurrent (features, heads, losses)
-    works on the timesteps themselves, in the order of collection; only the LSTM sees padding::
+    works on the timesteps themselves, one sequence after the other; only the LSTM sees padding::
 
         timesteps            a0 a1 a2 b0 c0 c1          (n_steps, *shape)
 
