@@ -40,22 +40,24 @@ class RecordingVecEnv(DummyVecEnv):
         self.flavour = flavour
 
 
-class TaggedReplayBuffer(ReplayBuffer):
+class Tagged:
+    """A buffer's own argument."""
+
     def __init__(self, *args, tag=0, **kwargs):
         super().__init__(*args, **kwargs)
         self.tag = tag
 
 
-class TaggedRolloutBuffer(RolloutBuffer):
-    def __init__(self, *args, tag=0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.tag = tag
+class TaggedReplayBuffer(Tagged, ReplayBuffer):
+    pass
 
 
-class TaggedSequenceBuffer(SequenceRolloutBuffer):
-    def __init__(self, *args, tag=0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.tag = tag
+class TaggedRolloutBuffer(Tagged, RolloutBuffer):
+    pass
+
+
+class TaggedSequenceBuffer(Tagged, SequenceRolloutBuffer):
+    pass
 
 
 class GoalMemory(HerReplayBuffer):

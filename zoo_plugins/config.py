@@ -101,11 +101,9 @@ class Block:
             return default
         try:
             value = convert(self.values[key])
-        except UnreadableError as error:
-            if leave_code:
-                return default
-            raise self.error(key, str(error)) from error.__cause__
         except PluginError as error:
+            if leave_code and isinstance(error, UnreadableError):
+                return default
             raise self.error(key, str(error)) from error.__cause__
         del self.values[key]
         return value

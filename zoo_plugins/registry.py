@@ -194,7 +194,7 @@ def resolve(group: str, value: object, builtin: Mapping[str, type] | None = None
         raise PluginError(f"expected the name of a {GROUPS[group]}, not {value!r}")
     if value in builtin:
         return builtin[value]
-    plugins = find_plugins(group, reserved=builtin)
+    plugins = find_plugins(group)
     found = next((plugin.load() for plugin in plugins if plugin.name == value), None)
     if found is None:
         if "." not in value and ":" not in value:
