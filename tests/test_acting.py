@@ -16,7 +16,6 @@ from torch import nn
 
 from zoo_plugins.algos.acting import NumpyActor, NumpyStates, TorchActor
 from zoo_plugins.algos.action_distributions import is_usual, log_prob_and_entropy, reset_noise
-from zoo_plugins.algos.optimizers import clip_grad_norm, fuse
 from zoo_plugins.algos.seq_recurrent_ppo import SeqRecurrentPPO
 
 OBS = spaces.Box(-1, 1, (5,), np.float32)
@@ -194,36 +193,6 @@ def test_reset_noise_draws_the_same_matrices(kwargs):
         drawn.append((policy.action_dist.exploration_mat.detach(), policy.action_dist.exploration_matrices.detach()))
     for theirs, mine in zip(*drawn, strict=True):
         assert th.equal(mine, theirs)
-
-
-@pytest.mark.parametrize("max_norm", [0.01, 1e6])
-def test_clip_grad_norm(max_norm):
-    """Gradients are clipped exactly as torch clips them, and left alone below the limit."""
-    clipped = []
-    for function in (nn.utils.clip_grad_norm_, clip_grad_norm):
-        policy = make_policy()
-        policy.value_net.bias.requires_grad_(False)
-        th.manual_seed(3)
-        for parameter in policy.parameters():
-            parameter.grad = th.randn_like(parameter) if parameter.requires_grad else None
-        function(list(policy.parameters()), max_norm)
-        clipped.append([parameter.grad for parameter in policy.parameters() if parameter.grad is not None])
-    for theirs, mine in zip(*clipped, strict=True):
-        assert th.equal(mine, theirs)
-
-
-def test_only_plain_adam_is_fused():
-    """An optimizer whose implementation the user chose, or that is no Adam, stays as it is."""
-    parameters = [nn.Parameter(th.zeros(2))]
-    for optimizer, expected in [
-        (th.optim.Adam(parameters), True),
-        (th.optim.AdamW(parameters), True),
-        (th.optim.Adam(parameters, foreach=True), None),
-        (th.optim.Adam(parameters, fused=False), False),
-        (th.optim.SGD(parameters, lr=0.1), None),
-    ]:
-        fuse(optimizer)
-        assert optimizer.param_groups[0]["fused"] is expected
 
 
 class StopAt(BaseCallback):

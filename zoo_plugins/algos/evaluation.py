@@ -10,18 +10,13 @@ from zoo_plugins.algos.action_distributions import log_prob_and_entropy
 from zoo_plugins.buffers.sequence_batch import SequenceBatch
 
 
-def evaluate_actions(
-    policy: RecurrentActorCriticPolicy, batch: SequenceBatch
-) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+def read_sequences(policy: RecurrentActorCriticPolicy, batch: SequenceBatch) -> tuple[th.Tensor, th.Tensor]:
     """
-    Evaluate the actions of a minibatch according to the current policy.
-
-    Same result as sb3_contrib's ``RecurrentActorCriticPolicy.evaluate_actions``, in one call per LSTM.
+    Run the recurrent part of a policy over a minibatch, in one call per LSTM.
 
     :param policy: The policy
     :param batch: The minibatch
-    :return: values, log likelihood of the actions and entropy of the action distribution
-        (None without an analytical form). Shape of each: (n_steps,)
+    :return: latents of actor and critic before their MLPs. Shape of each: (n_steps, hidden_size)
     """
     features = policy.extract_features(batch.observations)
     pi_features, vf_features = (features, features) if isinstance(features, th.Tensor) else features
@@ -37,7 +32,23 @@ def evaluate_actions(
     else:
         assert policy.critic is not None
         latent_vf = policy.critic(batch.drop_context(vf_features))
+    return latent_pi, latent_vf
 
+
+def evaluate_actions(
+    policy: RecurrentActorCriticPolicy, batch: SequenceBatch
+) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+    """
+    Evaluate the actions of a minibatch according to the current policy.
+
+    Same result as sb3_contrib's ``RecurrentActorCriticPolicy.evaluate_actions``, in one call per LSTM.
+
+    :param policy: The policy
+    :param batch: The minibatch
+    :return: values, log likelihood of the actions and entropy of the action distribution
+        (None without an analytical form). Shape of each: (n_steps,)
+    """
+    latent_pi, latent_vf = read_sequences(policy, batch)
     log_prob, entropy = log_prob_and_entropy(
         policy, policy.mlp_extractor.forward_actor(latent_pi), as_taken(batch.actions, policy.action_space)
     )

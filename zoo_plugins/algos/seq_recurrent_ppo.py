@@ -15,13 +15,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
-from torch.nn import functional as F
 
 from zoo_plugins.algos.acting import NumpyActor, TorchActor
 from zoo_plugins.algos.action_distributions import log_prob_and_entropy, reset_noise
-from zoo_plugins.algos.evaluation import as_taken, evaluate_actions
-from zoo_plugins.algos.optimizers import clip_grad_norm, fuse
-from zoo_plugins.buffers.sequence_batch import SequenceBatch
+from zoo_plugins.algos.evaluation import as_taken, evaluate_actions, read_sequences
+from zoo_plugins.algos.fused_loss import FusedPPOLoss
+from zoo_plugins.algos.losses import STATISTICS, LossTerms, ppo_loss
+from zoo_plugins.algos.optimizers import FlatAdamStep, GradientStep
 from zoo_plugins.buffers.sequence_rollout_buffer import (
     SequenceDictRolloutBuffer,
     SequenceRolloutBuffer,
@@ -158,7 +158,6 @@ class SeqRecurrentPPO(RecurrentPPO):
             raise ValueError(f"batch_size must be at least 1 timestep, or None for the whole rollout, not {self.batch_size}")
         super()._setup_model()
         _check_policy(self.policy)
-        fuse(self.policy.optimizer)
 
         # The attribute stays None by default, so that a saved model opens where this package is not installed
         is_dict = isinstance(self.observation_space, spaces.Dict)
@@ -306,42 +305,45 @@ class SeqRecurrentPPO(RecurrentPPO):
         if self.clip_range_vf is not None:
             clip_range_vf = self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
 
-        parameters = list(self.policy.parameters())
+        terms = LossTerms(clip_range, clip_range_vf, self.ent_coef, self.vf_coef, self.normalize_advantage)
+        policy, optimizer = self.policy, self.policy.optimizer
+        fused_loss = FusedPPOLoss(policy, terms) if FusedPPOLoss.supports(policy) else None
+        step_class = FlatAdamStep if FlatAdamStep.supports(optimizer) else GradientStep
         # Read back once, after the last minibatch: every .item() in the loop would wait for the device
-        statistics: list[dict[str, th.Tensor]] = []
+        statistics: list[th.Tensor] = []
         n_timesteps, n_padded, n_sequences = 0, 0, 0
         continue_training = True
 
-        for epoch in range(self.n_epochs):
-            epoch_start = len(statistics)
-            for batch in self.rollout_buffer.get(self.batch_size):
-                loss, batch_statistics = self._loss(batch, clip_range, clip_range_vf)
-                statistics.append(batch_statistics)
-                n_timesteps += len(batch.actions)
-                n_padded += batch.n_seq * batch.max_length
-                n_sequences += batch.n_seq
+        with step_class(optimizer, self.max_grad_norm) as gradient_step:
+            for epoch in range(self.n_epochs):
+                epoch_start = len(statistics)
+                for batch in self.rollout_buffer.get(self.batch_size):
+                    if fused_loss is None:
+                        loss, batch_statistics = ppo_loss(*evaluate_actions(policy, batch), batch, terms)
+                    else:
+                        loss, batch_statistics = fused_loss(*read_sequences(policy, batch), batch)
+                    statistics.append(batch_statistics)
+                    n_timesteps += len(batch.actions)
+                    n_padded += batch.n_seq * batch.max_length
+                    n_sequences += batch.n_seq
 
-                approx_kl = batch_statistics["approx_kl"]
-                if self.target_kl is not None and approx_kl > 1.5 * self.target_kl:
-                    continue_training = False
-                    if self.verbose >= 1:
-                        print(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
+                    approx_kl = batch_statistics[STATISTICS.index("approx_kl")]
+                    if self.target_kl is not None and approx_kl > 1.5 * self.target_kl:
+                        continue_training = False
+                        if self.verbose >= 1:
+                            print(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
+                        break
+                    gradient_step(loss)
+
+                self._n_updates += 1
+                if not continue_training:
                     break
 
-                for parameter in parameters:
-                    parameter.grad = None
-                loss.backward()
-                clip_grad_norm(parameters, self.max_grad_norm)
-                self.policy.optimizer.step()
-
-            self._n_updates += 1
-            if not continue_training:
-                break
-
-        rows = th.stack([th.stack(list(row.values())) for row in statistics]).cpu()
-        means = dict(zip(statistics[0], rows.mean(dim=0).tolist(), strict=True))
-        last_row = dict(zip(statistics[0], rows[-1].tolist(), strict=True))
-        last_epoch = dict(zip(statistics[0], rows[epoch_start:].mean(dim=0).tolist(), strict=True))
+        rows = th.stack(statistics).cpu()
+        means, last_epoch, last_row = (
+            dict(zip(STATISTICS, row.tolist(), strict=True))
+            for row in (rows.mean(dim=0), rows[epoch_start:].mean(dim=0), rows[-1])
+        )
         if not math.isfinite(last_row["loss"]):
             raise ValueError(f"training diverged: the loss is {last_row['loss']}")
 
@@ -363,50 +365,6 @@ class SeqRecurrentPPO(RecurrentPPO):
             self.logger.record("train/clip_range_vf", clip_range_vf)
         self.logger.record("train/n_sequences", n_sequences / len(statistics))
         self.logger.record("train/padding", 1 - n_timesteps / n_padded)
-
-    def _loss(
-        self, batch: SequenceBatch, clip_range: float, clip_range_vf: float | None
-    ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
-        """
-        PPO loss of a minibatch.
-
-        :param batch: The minibatch
-        :param clip_range: Current clipping parameter
-        :param clip_range_vf: Current clipping parameter for the value function, if any
-        :return: the loss and what is logged about it, detached
-        """
-        values, log_prob, entropy = evaluate_actions(self.policy, batch)
-
-        advantages = batch.advantages
-        # Normalization does not make sense for a single timestep, see stable-baselines3 issue #325
-        if self.normalize_advantage and len(advantages) > 1:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-
-        # ratio between old and new policy, should be one at the first iteration
-        log_ratio = log_prob - batch.old_log_prob
-        ratio = th.exp(log_ratio)
-        policy_loss = -th.min(advantages * ratio, advantages * th.clamp(ratio, 1 - clip_range, 1 + clip_range)).mean()
-
-        if clip_range_vf is not None:
-            values = batch.old_values + th.clamp(values - batch.old_values, -clip_range_vf, clip_range_vf)
-        value_loss = F.mse_loss(values, batch.returns)
-
-        # Without an analytical form, -log_prob approximates the entropy
-        entropy_loss = -th.mean(-log_prob if entropy is None else entropy)
-
-        loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
-
-        with th.no_grad():
-            statistics = {
-                "entropy_loss": entropy_loss.detach(),
-                "policy_gradient_loss": policy_loss.detach(),
-                "value_loss": value_loss.detach(),
-                # See http://joschu.net/blog/kl-approx.html
-                "approx_kl": th.mean((ratio - 1) - log_ratio),
-                "clip_fraction": th.mean((th.abs(ratio - 1) > clip_range).float()),
-                "loss": loss.detach(),
-            }
-        return loss, statistics
 
     def learn(
         self: SelfSeqRecurrentPPO,
