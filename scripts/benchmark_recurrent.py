@@ -12,17 +12,14 @@ Ratios are medians over the seeds of pairs. The hyperparameters are those of rl_
 import argparse
 import itertools
 import json
-import os
-import platform
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from recurrent_runs import UPSTREAM_FILE, describe_machine, make_model, read_hyperparams, read_versions, run_alone
 
 # timesteps, hyperparameters that differ from the YAML's for each side, and the floor and goal of the ratio of whole runs
 CASES: dict[str, dict[str, Any]] = {
@@ -50,39 +47,21 @@ def run_side(case: dict[str, Any], side: str, seed: int, scale: float) -> dict[s
     :return: CPU seconds of the whole run, of collection and of updates, those of each iteration, peak memory and rewards
     """
     import gymnasium as gym
-    import rl_zoo3.import_envs  # noqa: F401  # registers the environments without velocities
     import torch as th
-    import yaml
     from sb3_contrib import RecurrentPPO
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecNormalize
 
     from zoo_plugins import SeqRecurrentPPO
-    from zoo_plugins.config import parse_kwargs
-    from zoo_plugins.registry import find_resource
-
-    th.set_num_threads(1)
-    block = yaml.safe_load(find_resource("rl_zoo3:hyperparams/ppo_lstm.yml").read_text())[case["env"]]
-    hyperparams = {**block, **case.get("both", {}), **case.get(side, {})}
-    for key in ("n_timesteps", "normalize"):
-        hyperparams.pop(key)
-    for key in ("learning_rate", "clip_range"):
-        if isinstance(hyperparams.get(key), str):
-            start = float(hyperparams[key].removeprefix("lin_"))
-            hyperparams[key] = lambda remaining, start=start: remaining * start
-    hyperparams["policy_kwargs"] = parse_kwargs(hyperparams["policy_kwargs"])
 
     def endless(env: gym.Env) -> gym.Env:
         while not isinstance(env, gym.wrappers.TimeLimit):
             env = env.env  # type: ignore[attr-defined]
         return env.env
 
-    env = make_vec_env(
-        case["env"], n_envs=hyperparams.pop("n_envs"), seed=seed, wrapper_class=endless if case.get("endless") else None
-    )
-    env = VecNormalize(env, gamma=hyperparams["gamma"])
+    th.set_num_threads(1)
+    block = read_hyperparams(UPSTREAM_FILE, case["env"])
+    hyperparams = {**block, **case.get("both", {}), **case.get(side, {})}
     cls = {"upstream": RecurrentPPO, "ours": SeqRecurrentPPO}[side]
-    model = cls(env=env, seed=seed, device="cpu", **hyperparams)
+    model = make_model(cls, case["env"], hyperparams, seed, endless if case.get("endless") else None)
 
     seconds: dict[str, list[float]] = {"collect": [], "update": []}
     for name, method in (("collect", "collect_rollouts"), ("update", "train")):
@@ -203,10 +182,8 @@ def main() -> None:
     def run_pair(name: str, seed: int) -> dict[str, dict[str, Any]]:
         pair = {}
         for side in SIDES if seed % 2 == 0 else SIDES[::-1]:
-            command = [sys.executable, __file__, "--cases", name, "--seeds", str(seed), "--scale", str(args.scale)]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            result = subprocess.run([*command, "--side", side], check=True, stdout=subprocess.PIPE, text=True, env=environment)
-            pair[side] = run = json.loads(result.stdout.splitlines()[-1])
+            arguments = ["--cases", name, "--seeds", str(seed), "--scale", str(args.scale), "--side", side]
+            pair[side] = run = run_alone(__file__, *arguments)
             print(
                 f"{name} seed {seed} {side}: {run['seconds']:.1f} s, {run['timesteps'] / run['seconds']:.0f} fps", flush=True
             )
@@ -219,10 +196,9 @@ def main() -> None:
             for side in SIDES:
                 all_runs[name][side].append(pair[side])
 
-    packages = ("zoo-plugins", "sb3_contrib", "stable_baselines3", "torch", "gymnasium", "numpy")
     report = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}",
-        "versions": {name: metadata.version(name) for name in packages},
+        "machine": describe_machine(),
+        "versions": read_versions(),
         "seeds": args.seeds,
         "scale": args.scale,
         "jobs": args.jobs,

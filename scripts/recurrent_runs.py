@@ -1,0 +1,120 @@
+"""What the benchmarks of SeqRecurrentPPO share: hyperparameters, models, processes, and where it all ran."""
+
+import inspect
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from zoo_plugins.registry import PluginError, find_resource
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    from sb3_contrib import RecurrentPPO
+
+UPSTREAM_FILE = "rl_zoo3:hyperparams/ppo_lstm.yml"
+OUR_FILE = "zoo_plugins:hyperparams/ppo_lstm_seq.yml"
+PACKAGES = ("zoo-plugins", "sb3_contrib", "stable_baselines3", "torch", "gymnasium", "numpy")
+
+
+def read_hyperparams(file: str, env_id: str) -> dict[str, Any]:
+    """
+    Read the block of an environment.
+
+    :param file: Hyperparameter file, as "package:path"
+    :param env_id: The environment
+    :return: its hyperparameters, as they are in the file
+    :raises PluginError: if the file has no such block
+    """
+    blocks = yaml.safe_load(find_resource(file).read_text())
+    if env_id not in blocks:
+        raise PluginError(f"{file} has no hyperparameters for {env_id}")
+    return dict(blocks[env_id])
+
+
+def make_model(
+    cls: "type[RecurrentPPO]",
+    env_id: str,
+    hyperparams: dict[str, Any],
+    seed: int,
+    wrapper_class: "Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None" = None,
+) -> "RecurrentPPO":
+    """
+    Make a model as the zoo does, on a DummyVecEnv of this process and on the CPU.
+
+    :param cls: The algorithm
+    :param env_id: The environment
+    :param hyperparams: Its hyperparameters, as they are in a file of the zoo
+    :param seed: Random seed
+    :param wrapper_class: Wrapper of each environment
+    :return: the model
+    :raises PluginError: naming a hyperparameter that is not supported here
+    """
+    import rl_zoo3.import_envs  # noqa: F401  # registers the environments without velocities
+    from rl_zoo3.utils import SimpleLinearSchedule
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+    from zoo_plugins.config import SCHEDULES, Block, parse_kwargs
+
+    block = Block(hyperparams, f"the hyperparameters of {env_id}")
+    block.check_keys(
+        [*inspect.signature(cls).parameters, "n_timesteps", "n_envs", "normalize"],
+        required=["policy"],
+        by_caller=("env", "seed", "device"),
+    )
+    block.check_numbers()
+    values = block.values
+    values.pop("n_timesteps", None)
+    normalize = values.pop("normalize", False)
+    for key in SCHEDULES:
+        if isinstance(values.get(key), str):
+            values[key] = SimpleLinearSchedule(values[key].removeprefix("lin_"))
+    values["policy_kwargs"] = parse_kwargs(values.get("policy_kwargs") or {})
+
+    env: VecEnv = make_vec_env(env_id, n_envs=values.pop("n_envs", 1), seed=seed, wrapper_class=wrapper_class)
+    if normalize:
+        kwargs = {} if normalize is True else parse_kwargs(normalize)
+        if "gamma" in values:
+            kwargs["gamma"] = values["gamma"]
+        env = VecNormalize(env, **kwargs)
+    return cls(env=env, seed=seed, device="cpu", **values)
+
+
+def run_alone(*arguments: str) -> dict[str, Any]:
+    """
+    Run a script in a process of its own, with one thread.
+
+    :param arguments: Path of the script, and its arguments
+    :return: what it prints in its last line, as JSON
+    :raises SystemExit: if it fails; it has told why
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *arguments], check=False, stdout=subprocess.PIPE, text=True, env=environment)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(arguments)} failed with exit status {done.returncode}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def describe_machine() -> str:
+    """
+    Say what this machine is.
+
+    :return: architecture, cores, system and Python
+    """
+    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+
+
+def read_versions() -> dict[str, str]:
+    """
+    Look up what is compared, and what it runs on.
+
+    :return: versions by package
+    """
+    return {name: metadata.version(name) for name in PACKAGES}
