@@ -16,6 +16,7 @@ from torch import nn
 
 from zoo_plugins.algos.acting import NumpyActor, NumpyStates, TorchActor
 from zoo_plugins.algos.action_distributions import is_usual, log_prob_and_entropy, reset_noise
+from zoo_plugins.algos.gru import replace_lstms
 from zoo_plugins.algos.seq_recurrent_ppo import SeqRecurrentPPO
 
 OBS = spaces.Box(-1, 1, (5,), np.float32)
@@ -55,10 +56,14 @@ class ScaledExtractor(FlattenExtractor):
     """An extractor that is not SB3's."""
 
 
-def make_policy(obs_space=OBS, action_space=BOX, cls=RecurrentActorCriticPolicy, **kwargs) -> RecurrentActorCriticPolicy:
+def make_policy(
+    obs_space=OBS, action_space=BOX, cls=RecurrentActorCriticPolicy, gru=False, **kwargs
+) -> RecurrentActorCriticPolicy:
     kwargs = {"lstm_hidden_size": 7, "net_arch": [6, 4], "ortho_init": False, **kwargs}
     th.manual_seed(0)
     policy = cls(obs_space, action_space, lambda _: 1e-3, **kwargs)
+    if gru:
+        replace_lstms(policy, lambda _: 1e-3)
     # A policy that has learned something: no zero bias, no unit standard deviation
     with th.no_grad():
         for parameter in policy.parameters():
@@ -79,6 +84,11 @@ NUMPY_CASES: dict[str, dict[str, Any]] = {
     "shared LSTM": {"shared_lstm": True, "enable_critic_lstm": False},
     "no critic LSTM": {"enable_critic_lstm": False},
     "separate extractors": {"share_features_extractor": False},
+    "GRU": {"gru": True},
+    "GRU, 2 layers": {"gru": True, "n_lstm_layers": 2},
+    "GRU without bias": {"gru": True, "lstm_kwargs": {"bias": False}},
+    "shared GRU": {"gru": True, "shared_lstm": True, "enable_critic_lstm": False},
+    "no critic GRU": {"gru": True, "enable_critic_lstm": False},
     "float64 observations": {"obs_space": spaces.Box(-1, 1, (5,), np.float64)},
     "matrix observations": {"obs_space": spaces.Box(-1, 1, (2, 3), np.float32)},
 }
@@ -86,6 +96,7 @@ TORCH_CASES: dict[str, dict[str, Any]] = {
     "MultiDiscrete": {"action_space": spaces.MultiDiscrete([2, 3])},
     "MultiBinary": {"action_space": spaces.MultiBinary(3)},
     "ELU": {"activation_fn": nn.ELU},
+    "GRU, ELU": {"gru": True, "activation_fn": nn.ELU, "n_lstm_layers": 2},
     "squashed gSDE": {"use_sde": True, "squash_output": True},
     "own distribution": {"cls": OwnDistributionPolicy},
     "own MLP": {"cls": OwnMlpPolicy},
@@ -97,6 +108,9 @@ TORCH_CASES: dict[str, dict[str, Any]] = {
         "features_extractor_kwargs": {"features_dim": 4},
     },
 }
+
+# Of these, the ones with a usual distribution
+USUAL_TORCH_CASES = ("ELU", "GRU, ELU", "own MLP", "own extractor", "discrete observations", "image")
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])
@@ -162,7 +176,7 @@ def test_weights_that_are_not_finite_are_told(action_space):
 def test_log_prob_and_entropy_are_those_of_the_distribution(case):
     """Values and gradients of log-probabilities and entropies are those of SB3's distribution objects."""
     policy = make_policy(**{**NUMPY_CASES, **TORCH_CASES}[case])
-    assert is_usual(policy) == (case in (*NUMPY_CASES, "ELU", "own MLP", "own extractor", "discrete observations", "image"))
+    assert is_usual(policy) == (case in (*NUMPY_CASES, *USUAL_TORCH_CASES))
     latent = th.randn(9, policy.mlp_extractor.latent_dim_pi)
     actions = policy._get_action_dist_from_latent(latent).get_actions().detach()
     gradients = []

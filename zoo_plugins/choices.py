@@ -122,13 +122,31 @@ def choose_policy(block: Block, algo_class: type[BaseAlgorithm], namespace: Mapp
             if isinstance(item, str) and key.endswith(("_class", "_fn")):
                 kwargs[key] = parse_kwargs(f"dict({key}={item.replace(':', '.')})", namespace)[key]
             check_importable(kwargs[key])
+        own = _check_own_policy_kwargs(algo_class, kwargs)
         cls = aliases.get(policy, policy)
         if isinstance(cls, type):
-            check_kwargs(cls, kwargs, POLICY_BY_CALLER)
+            check_kwargs(cls, kwargs, POLICY_BY_CALLER, also=own)
         return kwargs
 
     policy_kwargs = block.pop("policy_kwargs", read_kwargs, leave_code=True)
     return _given(policy=policy, policy_kwargs=policy_kwargs)
+
+
+def _check_own_policy_kwargs(algo_class: type[BaseAlgorithm], kwargs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+    """
+    Check the keys of ``policy_kwargs`` that an algorithm reads itself.
+
+    :param algo_class: The algorithm; its ``own_policy_kwargs``, if any, are such keys and the words that they take
+    :param kwargs: The ``policy_kwargs``
+    :return: the keys, and their words
+    :raises PluginError: if one has another value
+    """
+    own: Mapping[str, tuple[str, ...]] = getattr(algo_class, "own_policy_kwargs", {})
+    for key, valid in own.items():
+        value = kwargs.get(key, valid[0])
+        if value not in valid:
+            raise PluginError(f"{key}: unknown value {value!r}{did_you_mean(str(value), valid)} Valid: {', '.join(valid)}")
+    return own
 
 
 def choose_buffers(block: Block, namespace: Mapping[str, Any]) -> dict[str, Any]:

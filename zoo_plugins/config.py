@@ -260,13 +260,14 @@ def _read_name(name: str, namespace: Mapping[str, Any]) -> Any:
     return found
 
 
-def check_kwargs(cls: type, kwargs: Mapping[str, Any], by_caller: Collection[str]) -> None:
+def check_kwargs(cls: type, kwargs: Mapping[str, Any], by_caller: Collection[str], also: Iterable[str] = ()) -> None:
     """
     Refuse keyword arguments that a class does not take.
 
     :param cls: The class
     :param kwargs: Keyword arguments from a hyperparameter block
     :param by_caller: Parameters that the caller fills in itself
+    :param also: Arguments that are valid without being the class's
     :raises PluginError: naming the first wrong one
     """
     parameters = inspect.signature(cls).parameters.values()
@@ -276,6 +277,7 @@ def check_kwargs(cls: type, kwargs: Mapping[str, Any], by_caller: Collection[str
         for parameter in parameters
         if parameter.name not in by_caller and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
+    valid += also
     for key in kwargs:
         if key in by_caller or (key not in valid and not takes_anything):
             raise PluginError(

@@ -15,6 +15,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
 from zoo_plugins.algos import action_distributions
+from zoo_plugins.algos.gru import GRU
 
 
 class NumpyStates(NamedTuple):
@@ -26,7 +27,7 @@ class NumpyStates(NamedTuple):
 
 class TorchActor:
     """
-    Acts for any recurrent policy, with LSTM cells, which are several times faster than ``nn.LSTM`` for a single step.
+    Acts for any recurrent policy, with LSTM or GRU cells, which are several times faster than ``nn.LSTM`` for a single step.
 
     :param policy: The policy
     """
@@ -72,10 +73,13 @@ class TorchActor:
         return actions, (latent_pi, latent_vf), RNNStates(pi_states, vf_states)
 
 
-def _step_cells(lstm: nn.LSTM, features: th.Tensor, states: tuple[th.Tensor, ...]) -> tuple[th.Tensor, th.Tensor]:
+def _step_cells(lstm: nn.LSTM | GRU, features: th.Tensor, states: tuple[th.Tensor, ...]) -> tuple[th.Tensor, th.Tensor]:
     hidden_states, cell_states = [], []
     for weights, hidden, cell in zip(lstm.all_weights, *states, strict=True):
-        features, next_cell = th.lstm_cell(features, (hidden, cell), *weights)
+        if isinstance(lstm, GRU):
+            features, next_cell = th.gru_cell(features, hidden, *weights), cell
+        else:
+            features, next_cell = th.lstm_cell(features, (hidden, cell), *weights)
         hidden_states.append(features)
         cell_states.append(next_cell)
     return th.stack(hidden_states), th.stack(cell_states)
@@ -83,7 +87,8 @@ def _step_cells(lstm: nn.LSTM, features: th.Tensor, states: tuple[th.Tensor, ...
 
 class NumpyActor:
     """
-    Acts for a policy of flat observations, LSTMs and small MLPs on the CPU, without the overhead of PyTorch's operators.
+    Acts for a policy of flat observations, LSTMs or GRUs, and small MLPs on the CPU, without the overhead of PyTorch's
+    operators.
 
     It copies the weights, so make a new one for each rollout. Random draws are PyTorch's, and those of the policy.
 
@@ -92,8 +97,8 @@ class NumpyActor:
 
     def __init__(self, policy: RecurrentActorCriticPolicy):
         self.policy = policy
-        self.lstm_actor = _NumpyLSTM(policy.lstm_actor)
-        self.lstm_critic = None if policy.lstm_critic is None else _NumpyLSTM(policy.lstm_critic)
+        self.lstm_actor = _numpy_rnn(policy.lstm_actor)
+        self.lstm_critic = None if policy.lstm_critic is None else _numpy_rnn(policy.lstm_critic)
         self.critic = None if policy.critic is None else _numpy_layer(policy.critic)
         self.policy_net = [_numpy_layer(layer) for layer in policy.mlp_extractor.policy_net]
         self.action_net = _numpy_layer(policy.action_net)
@@ -186,6 +191,45 @@ class _NumpyLSTM:
             cell += gates[:, :size] * gates[:, 2 * size : 3 * size]
             features = np.multiply(gates[:, 3 * size :], np.tanh(cell), out=next_hidden[i])
         return next_hidden, next_cell
+
+
+class _NumpyGRU:
+    """
+    GRU for one step at a time.
+
+    One product gives the reset and update gates, and the parts of the new gate that come from the input and from the
+    hidden state, which the reset gate keeps apart.
+    """
+
+    def __init__(self, gru: GRU):
+        size = gru.hidden_size
+        self.layers = []
+        for weight_ih, weight_hh, *biases in (tuple(w.detach().numpy() for w in layer) for layer in gru.all_weights):
+            weight = np.zeros((weight_ih.shape[1] + size, 4 * size), dtype=np.float32)
+            weight[:-size, : 3 * size] = weight_ih.T
+            weight[-size:, : 2 * size] = weight_hh[: 2 * size].T
+            weight[-size:, 3 * size :] = weight_hh[2 * size :].T
+            bias_ih, bias_hh = biases or np.zeros((2, 3 * size), dtype=np.float32)
+            bias = np.concatenate([bias_ih[: 2 * size] + bias_hh[: 2 * size], bias_ih[2 * size :], bias_hh[2 * size :]])
+            # sigmoid(x) = (tanh(x / 2) + 1) / 2
+            weight[:, : 2 * size] *= 0.5
+            bias[: 2 * size] *= 0.5
+            self.layers.append((weight, bias))
+
+    def __call__(self, features: np.ndarray, states: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
+        next_hidden = np.empty_like(states[0])
+        size = next_hidden.shape[-1]
+        for i, (weight, bias) in enumerate(self.layers):
+            gates = np.concatenate([features, states[0][i]], axis=1) @ weight
+            gates += bias
+            reset, update = np.split(0.5 * np.tanh(gates[:, : 2 * size]) + 0.5, 2, axis=1)
+            new = np.tanh(gates[:, 2 * size : 3 * size] + reset * gates[:, 3 * size :])
+            features = np.add(new, update * (states[0][i] - new), out=next_hidden[i])
+        return next_hidden, states[1]
+
+
+def _numpy_rnn(rnn: nn.LSTM | GRU) -> _NumpyLSTM | _NumpyGRU:
+    return _NumpyGRU(rnn) if isinstance(rnn, GRU) else _NumpyLSTM(rnn)
 
 
 def _numpy_layer(layer: nn.Module) -> Callable[[np.ndarray], np.ndarray]:

@@ -2,7 +2,7 @@
 
 import math
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
@@ -20,6 +20,7 @@ from zoo_plugins.algos.acting import NumpyActor, TorchActor
 from zoo_plugins.algos.action_distributions import log_prob_and_entropy, reset_noise
 from zoo_plugins.algos.evaluation import as_taken, evaluate_actions, read_sequences
 from zoo_plugins.algos.fused_loss import FusedPPOLoss
+from zoo_plugins.algos.gru import replace_lstms
 from zoo_plugins.algos.losses import STATISTICS, LossTerms, ppo_loss
 from zoo_plugins.algos.optimizers import FlatAdamStep, GradientStep
 from zoo_plugins.buffers.sequence_rollout_buffer import (
@@ -33,7 +34,7 @@ SelfSeqRecurrentPPO = TypeVar("SelfSeqRecurrentPPO", bound="SeqRecurrentPPO")
 
 class SeqRecurrentPPO(RecurrentPPO):
     """
-    Recurrent PPO (LSTM) that reads each minibatch with one LSTM call over padded sequences.
+    Recurrent PPO (LSTM or GRU) that reads each minibatch with one LSTM call over padded sequences.
 
     It is :class:`sb3_contrib.RecurrentPPO`, several times faster: same policies, hyperparameters, logs and files, and with
     the same seed the same minibatches and, up to floating point error, the same weights. ``RecurrentPPO`` cuts its
@@ -67,7 +68,9 @@ class SeqRecurrentPPO(RecurrentPPO):
         ``None`` means no limit
     :param stats_window_size: Window size for the rollout logging, in episodes
     :param tensorboard_log: The log location for tensorboard (if None, no logging)
-    :param policy_kwargs: Additional arguments for the policy; the dict is copied
+    :param policy_kwargs: Additional arguments for the policy; the dict is copied. Besides those of the policy's class:
+        ``rnn_type``, "lstm" (the default) or "gru", which has three quarters of an LSTM's weights; the arguments that are
+        named after the LSTM (``lstm_hidden_size`` and so on) are those of the GRU then
     :param verbose: Verbosity level: 0 no output, 1 info, 2 debug
     :param seed: Seed for the pseudo random generators
     :param device: Device (cpu, cuda, ...) on which the code should be run
@@ -79,9 +82,12 @@ class SeqRecurrentPPO(RecurrentPPO):
         "sequences": whole sequences, shuffled, with ``batch_size`` timesteps in all (see :class:`SequenceRolloutBuffer`)
     :param max_seq_length: Cut sequences, and with them back-propagation through time, after this number of timesteps.
         ``None`` means no limit
-    :raises ValueError: if ``batch_size`` or ``max_seq_length`` is below 1, ``sampling`` is unknown, or the policy or the
-        buffer is not of the kind described above
+    :raises ValueError: if ``batch_size`` or ``max_seq_length`` is below 1, ``sampling`` or ``rnn_type`` is unknown, or the
+        policy or the buffer is not of the kind described above
     """
+
+    # Keys of policy_kwargs that are not the policy's, and their values; the first is the default
+    own_policy_kwargs: ClassVar[dict[str, tuple[str, ...]]] = {"rnn_type": ("lstm", "gru")}
 
     policy: RecurrentActorCriticPolicy
     rollout_buffer: SequenceRolloutBuffer
@@ -149,6 +155,9 @@ class SeqRecurrentPPO(RecurrentPPO):
         self.rollout_buffer_kwargs = dict(rollout_buffer_kwargs or {})
         self.sampling = sampling
         self.max_seq_length = max_seq_length
+        if self.policy_kwargs.get("rnn_type") == "lstm":
+            # RecurrentPPO, which opens the saved model, does not know the key
+            del self.policy_kwargs["rnn_type"]
 
         if _init_setup_model:
             self._setup_model()
@@ -156,8 +165,16 @@ class SeqRecurrentPPO(RecurrentPPO):
     def _setup_model(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 timestep, or None for the whole rollout, not {self.batch_size}")
+        policy_kwargs = self.policy_kwargs
+        rnn_type, valid = policy_kwargs.get("rnn_type", "lstm"), self.own_policy_kwargs["rnn_type"]
+        if rnn_type not in valid:
+            raise ValueError(f"rnn_type in policy_kwargs must be one of {', '.join(valid)}, not {rnn_type!r}")
+        self.policy_kwargs = {key: value for key, value in policy_kwargs.items() if key != "rnn_type"}
         super()._setup_model()
+        self.policy_kwargs = policy_kwargs
         _check_policy(self.policy)
+        if rnn_type == "gru":
+            replace_lstms(self.policy, self.lr_schedule)
 
         # The attribute stays None by default, so that a saved model opens where this package is not installed
         is_dict = isinstance(self.observation_space, spaces.Dict)
