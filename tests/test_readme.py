@@ -1,6 +1,7 @@
 """What README.md shows is true."""
 
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zoo_plugins import registry, zoo
+from zoo_plugins import SeqRecurrentPPO, registry, zoo
 from zoo_plugins.choices import OWN_KEYS, ZOO_KEYS
 from zoo_plugins.config import Block
 
@@ -72,7 +73,7 @@ def test_yaml_example_has_valid_keys():
     """Every key of the YAML example means something for ppo_lstm_seq."""
     (block,) = [yaml.safe_load(text) for text in code_blocks("yaml")]
     (hyperparams,) = block.values()
-    parameters = set(zoo.SPECS["ppo_lstm_seq"].cls.__init__.__annotations__)
+    parameters = set(inspect.signature(SeqRecurrentPPO).parameters)
     checked = Block(hyperparams, "README.md")
     checked.check_keys([*parameters, *ZOO_KEYS, *OWN_KEYS], required=["n_timesteps", "policy"], by_caller=())
     assert checked.values["n_timesteps"] == 100_000
