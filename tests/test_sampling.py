@@ -20,8 +20,8 @@ SAMPLING = ["contiguous", "sequences"]
 OBS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
-def fill(starts: np.ndarray, sampling: str, max_seq_length: int | None) -> SequenceRolloutBuffer:
-    """A rollout with obs = [env, step, 1], and a state of 1 + the number of the step."""
+def fill(starts: np.ndarray, sampling: str, max_seq_length: int | None, with_masks: bool = False) -> SequenceRolloutBuffer:
+    """A rollout with obs = [env, step, 1], a state of 1 + the number of the step, and 1000 * env + step in binary as mask."""
     n_steps, n_envs = starts.shape
     action_space = spaces.Box(-1, 1, (1,))
     buffer = SequenceRolloutBuffer(
@@ -31,7 +31,8 @@ def fill(starts: np.ndarray, sampling: str, max_seq_length: int | None) -> Seque
         obs = np.stack([np.arange(n_envs), np.full(n_envs, step), np.ones(n_envs)], axis=1).astype(np.float32)
         state = th.full((1, n_envs, 2), 1.0 + step)
         action = (obs[:, :1] * 1000 + step) / 1e6
-        buffer.add_step(obs, action, np.zeros(n_envs), starts[step], RNNStates((state, state), (state, state)))
+        masks = ((1000 * np.arange(n_envs) + step)[:, None] >> np.arange(12) & 1) == 1 if with_masks else None
+        buffer.add_step(obs, action, np.zeros(n_envs), starts[step], RNNStates((state, state), (state, state)), masks)
     code = th.arange(n_steps, dtype=th.float32)[:, None] + 1000 * th.arange(n_envs)
     buffer.finish(code, code, th.zeros(n_envs), np.zeros(n_envs, dtype=bool))
     return buffer
@@ -45,10 +46,17 @@ rollouts = st.tuples(st.integers(1, 12), st.integers(1, 3)).flatmap(
 
 
 @settings(deadline=None, max_examples=150)
-@given(rollouts, st.sampled_from(SAMPLING), st.sampled_from([None, 1, 2, 5]), st.integers(1, 40), st.integers(0, 99))
-def test_each_step_counts_once(starts, sampling, max_seq_length, batch_size, seed):
+@given(
+    rollouts,
+    st.sampled_from(SAMPLING),
+    st.sampled_from([None, 1, 2, 5]),
+    st.integers(1, 40),
+    st.integers(0, 99),
+    st.booleans(),
+)
+def test_each_step_counts_once(starts, sampling, max_seq_length, batch_size, seed, with_masks):
     """Minibatches have the wanted size but for the last one, and each timestep counts once, with its own data and state."""
-    buffer = fill(starts, sampling, max_seq_length)
+    buffer = fill(starts, sampling, max_seq_length, with_masks)
     np.random.seed(seed)
     batches = list(buffer.get(batch_size))
     sizes = [len(batch.actions) for batch in batches]
@@ -62,6 +70,9 @@ def test_each_step_counts_once(starts, sampling, max_seq_length, batch_size, see
         assert th.equal(codes, batch.old_values)
         assert th.equal(codes, batch.old_log_prob)
         th.testing.assert_close(batch.actions.flatten() * 1e6, codes)
+        assert (batch.action_masks is not None) == with_masks
+        if with_masks:
+            assert th.equal(batch.action_masks.float() @ 2.0 ** th.arange(12), codes)
         assert th.equal(batch.unpad(batch.pad(batch.observations)), counted)
         seen += codes.tolist()
 
@@ -81,6 +92,18 @@ def test_each_step_counts_once(starts, sampling, max_seq_length, batch_size, see
                 latest = max([0, *np.flatnonzero(starts[: first + 1, env])])
                 assert first == latest or (max_seq_length is not None and (first - latest) % max_seq_length == 0)
     assert sorted(seen) == sorted((1000 * env + step) for step, env in np.ndindex(starts.shape))
+
+
+def test_masks_of_the_last_rollout_are_forgotten():
+    """A rollout without masks has none, whatever was there before; masks of some of its steps only are refused."""
+    buffer = fill(np.zeros((2, 1)), "contiguous", None, with_masks=True)
+    assert buffer.action_masks.shape == (2, 1, 12)
+    buffer.reset()
+    assert buffer.action_masks is None
+    step = (np.zeros((1, 3)), np.zeros((1, 1)), np.zeros(1), np.zeros(1), RNNStates((), ()))
+    buffer.add_step(*step)
+    with pytest.raises(AssertionError, match="only some steps have action_masks"):
+        buffer.add_step(*step, np.ones((1, 12), dtype=bool))
 
 
 def test_sequences_are_shuffled():

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from sb3_contrib.common.maskable.distributions import MaskableDistribution
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -37,7 +38,11 @@ class TorchActor:
 
     @th.no_grad()
     def act(
-        self, obs: np.ndarray | dict[str, np.ndarray], lstm_states: RNNStates, episode_starts: np.ndarray
+        self,
+        obs: np.ndarray | dict[str, np.ndarray],
+        lstm_states: RNNStates,
+        episode_starts: np.ndarray,
+        action_masks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, tuple[th.Tensor, th.Tensor], RNNStates]:
         """
         Choose actions.
@@ -45,6 +50,7 @@ class TorchActor:
         :param obs: Observations. Shape: (n_envs, *obs_shape), a dict of them for Dict spaces
         :param lstm_states: LSTM states before the step. Shape of each: (n_layers, n_envs, hidden_size)
         :param episode_starts: Where to reset them first. Shape: (n_envs,)
+        :param action_masks: Which actions are valid, None for all; only for maskable policies. Shape: (n_envs, n_choices)
         :return: actions, shape (n_envs, action_dim), or (n_envs,) for Discrete spaces; latents of actor and critic before
             their MLPs, shape of each (n_envs, hidden_size); LSTM states after the step
         """
@@ -69,6 +75,9 @@ class TorchActor:
             vf_states, latent_vf = pi_states, policy.critic(vf_features)
 
         distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(latent_pi))
+        if action_masks is not None:
+            assert isinstance(distribution, MaskableDistribution)
+            distribution.apply_masking(action_masks)
         actions = distribution.get_actions().cpu().numpy()
         return actions, (latent_pi, latent_vf), RNNStates(pi_states, vf_states)
 
@@ -126,7 +135,11 @@ class NumpyActor:
         )
 
     def act(
-        self, obs: np.ndarray, lstm_states: NumpyStates, episode_starts: np.ndarray
+        self,
+        obs: np.ndarray,
+        lstm_states: NumpyStates,
+        episode_starts: np.ndarray,
+        action_masks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], NumpyStates]:
         """
         Choose actions. See :meth:`TorchActor.act`.
@@ -134,6 +147,7 @@ class NumpyActor:
         :param obs: Observations. Shape: (n_envs, *obs_shape)
         :param lstm_states: LSTM states before the step. Shape of each: (n_layers, n_envs, hidden_size)
         :param episode_starts: Where to reset them first. Shape: (n_envs,)
+        :param action_masks: Which actions are valid, None for all; only for maskable policies. Shape: (n_envs, n_choices)
         :return: actions, latents of actor and critic, and LSTM states after the step
         """
         pi_states, vf_states = lstm_states
@@ -155,7 +169,7 @@ class NumpyActor:
         latent = latent_pi
         for layer in self.policy_net:
             latent = layer(latent)
-        actions = action_distributions.sample_actions(self.policy, self.action_net(latent), latent)
+        actions = action_distributions.sample_actions(self.policy, self.action_net(latent), latent, action_masks)
         return actions, (latent_pi, latent_vf), NumpyStates(pi_states, vf_states)
 
 

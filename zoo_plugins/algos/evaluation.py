@@ -50,7 +50,10 @@ def evaluate_actions(
     """
     latent_pi, latent_vf = read_sequences(policy, batch)
     log_prob, entropy = log_prob_and_entropy(
-        policy, policy.mlp_extractor.forward_actor(latent_pi), as_taken(batch.actions, policy.action_space)
+        policy,
+        policy.mlp_extractor.forward_actor(latent_pi),
+        as_taken(batch.actions, policy.action_space),
+        batch.action_masks,
     )
     values = policy.value_net(policy.mlp_extractor.forward_critic(latent_vf)).flatten()
     return values, log_prob, entropy

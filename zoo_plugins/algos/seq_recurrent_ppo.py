@@ -235,7 +235,10 @@ class SeqRecurrentPPO(RecurrentPPO):
             if self.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
                 reset_noise(self.policy, env.num_envs)
 
-            actions, latent, lstm_states = actor.act(self._last_obs, self._last_lstm_states, self._last_episode_starts)
+            action_masks = self._action_masks(env)
+            actions, latent, lstm_states = actor.act(
+                self._last_obs, self._last_lstm_states, self._last_episode_starts, action_masks
+            )
             actions = actions.reshape((-1, *self.action_space.shape))
             clipped_actions = actions
             if isinstance(self.action_space, spaces.Box):
@@ -256,7 +259,9 @@ class SeqRecurrentPPO(RecurrentPPO):
                 if info.get("TimeLimit.truncated", False) and info.get("terminal_observation") is not None:
                     truncated.append((step, idx, lstm_states.vf, info["terminal_observation"]))
 
-            rollout_buffer.add_step(self._last_obs, actions, rewards, self._last_episode_starts, self._last_lstm_states)
+            rollout_buffer.add_step(
+                self._last_obs, actions, rewards, self._last_episode_starts, self._last_lstm_states, action_masks
+            )
             self._last_obs = new_obs
             self._last_episode_starts = dones
             self._last_lstm_states = lstm_states
@@ -267,6 +272,15 @@ class SeqRecurrentPPO(RecurrentPPO):
         callback.on_rollout_end()
 
         return True
+
+    def _action_masks(self, env: VecEnv) -> np.ndarray | None:
+        """
+        Find out which actions are valid.
+
+        :param env: The training environment
+        :return: masks, None for all. Shape: (n_envs, n_choices)
+        """
+        return None
 
     @th.no_grad()
     def _finish_rollout(
@@ -287,8 +301,12 @@ class SeqRecurrentPPO(RecurrentPPO):
         shape = (rollout_buffer.buffer_size, rollout_buffer.n_envs)
         latent_pi, latent_vf = (stack(steps).flatten(0, 1) for steps in zip(*latents, strict=True))
         actions = th.as_tensor(rollout_buffer.actions.reshape(-1, rollout_buffer.action_dim), device=self.device)
+        masks = rollout_buffer.action_masks
         log_probs, _ = log_prob_and_entropy(
-            policy, policy.mlp_extractor.forward_actor(latent_pi), as_taken(actions, self.action_space)
+            policy,
+            policy.mlp_extractor.forward_actor(latent_pi),
+            as_taken(actions, self.action_space),
+            None if masks is None else th.as_tensor(masks.reshape(len(actions), -1), device=self.device),
         )
         values = policy.value_net(policy.mlp_extractor.forward_critic(latent_vf))
 

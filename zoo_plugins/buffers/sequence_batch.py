@@ -40,6 +40,7 @@ class SequenceBatch(NamedTuple):
     :param n_seq: Number of sequences
     :param max_length: Length of the longest one, in timesteps
     :param counted: Which inputs count, None for all. Shape: (n_steps,)
+    :param action_masks: Which actions were valid, None for all. Shape: (n_steps, n_choices)
     """
 
     observations: th.Tensor | TensorDict
@@ -53,6 +54,7 @@ class SequenceBatch(NamedTuple):
     n_seq: int
     max_length: int
     counted: th.Tensor | None = None
+    action_masks: th.Tensor | None = None
 
     def pad(self, steps: th.Tensor) -> th.Tensor:
         """

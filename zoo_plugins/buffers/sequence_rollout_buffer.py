@@ -61,6 +61,7 @@ class SequenceRolloutBuffer(RolloutBuffer):
         """Forget the rollout."""
         super().reset()
         self.lstm_states: list[RNNStates] = []
+        self.action_masks: np.ndarray | None = None
 
     def add_step(
         self,
@@ -69,6 +70,7 @@ class SequenceRolloutBuffer(RolloutBuffer):
         rewards: np.ndarray,
         episode_starts: np.ndarray,
         lstm_states: RNNStates,
+        action_masks: np.ndarray | None = None,
     ) -> None:
         """
         Add a step of all environments.
@@ -79,6 +81,8 @@ class SequenceRolloutBuffer(RolloutBuffer):
         :param episode_starts: Whether an episode starts with this step. Shape: (n_envs,)
         :param lstm_states: Hidden and cell states of actor and critic before the step (and before any reset at an episode
             start); kept, not copied. Shape of each: (n_layers, n_envs, hidden_size)
+        :param action_masks: Which actions were valid, None for all; all steps of a rollout have masks, or none has. Shape:
+            (n_envs, n_choices)
         """
         if isinstance(self.observations, dict):
             assert isinstance(obs, dict)
@@ -91,6 +95,11 @@ class SequenceRolloutBuffer(RolloutBuffer):
         self.rewards[self.pos] = rewards
         self.episode_starts[self.pos] = episode_starts
         self.lstm_states.append(lstm_states)
+        assert self.pos == 0 or (action_masks is None) == (self.action_masks is None), "only some steps have action_masks"
+        if action_masks is not None:
+            if self.action_masks is None:
+                self.action_masks = np.empty((self.buffer_size, *action_masks.shape), dtype=bool)
+            self.action_masks[self.pos] = action_masks
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
@@ -126,6 +135,8 @@ class SequenceRolloutBuffer(RolloutBuffer):
             "advantages": flatten(self.advantages),
             "returns": flatten(self.returns),
         }
+        if self.action_masks is not None:
+            self.rollout["action_masks"] = flatten(self.action_masks)
         self.flat_observations = (
             {key: flatten(obs) for key, obs in observations.items()}
             if isinstance(observations, dict)
