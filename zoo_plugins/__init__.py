@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the import of typing
 if TYPE_CHECKING:
+    from zoo_plugins.algos import MaskableSeqRecurrentPPO as MaskableSeqRecurrentPPO
     from zoo_plugins.algos import SeqRecurrentPPO as SeqRecurrentPPO
     from zoo_plugins.buffers import SequenceDictRolloutBuffer as SequenceDictRolloutBuffer
     from zoo_plugins.buffers import SequenceRolloutBuffer as SequenceRolloutBuffer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "AlgoSpec": "zoo_plugins.registry",
+    "MaskableSeqRecurrentPPO": "zoo_plugins.algos",
     "PluginError": "zoo_plugins.registry",
     "SeqRecurrentPPO": "zoo_plugins.algos",
     "SequenceDictRolloutBuffer": "zoo_plugins.buffers",
