@@ -8,7 +8,7 @@ import yaml
 from gymnasium.envs import _raise_mujoco_py_error
 
 from tests.test_zoo_contract import check_block
-from zoo_plugins.specs import PPO_LSTM_SEQ
+from zoo_plugins.specs import MASKABLE_PPO_LSTM_SEQ, PPO_LSTM_SEQ
 
 FILE = Path(__file__).parents[1] / "hyperparams" / "ppo_lstm_seq.yml"
 OURS = yaml.safe_load(FILE.read_text())
@@ -65,3 +65,12 @@ def test_file_in_use():
 def test_blocks_are_accepted(env_id):
     """Every block passes all checks of the algorithm."""
     assert "policy" in check_block("ppo_lstm_seq", OURS[env_id])
+
+
+def test_maskable():
+    """The maskable algorithm has a block for environments not listed, the one of ppo_lstm_seq, and passes all checks."""
+    path = FILE.with_name("maskable_ppo_lstm_seq.yml")
+    assert MASKABLE_PPO_LSTM_SEQ.load().hyperparams.samefile(path)
+    blocks = yaml.safe_load(path.read_text())
+    assert blocks == {"default": OURS["default"]}
+    assert "policy" in check_block("maskable_ppo_lstm_seq", blocks["default"])

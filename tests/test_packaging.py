@@ -84,7 +84,7 @@ def test_wheel(wheel):
     yamls = execute("git", "ls-files", "hyperparams", cwd=ROOT).split()
     expected = {*tracked, *(f"zoo_plugins/{name}" for name in yamls), "zoo_plugins.pth", "zoo_plugins.start"}
     info = {f"{DIST_INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
-    assert "hyperparams/ppo_lstm_seq.yml" in yamls
+    assert {"hyperparams/ppo_lstm_seq.yml", "hyperparams/maskable_ppo_lstm_seq.yml"} <= set(yamls)
     assert "zoo_plugins/py.typed" in tracked
     assert set(files) == expected | info
     for name in ("zoo_plugins.pth", "zoo_plugins.start"):
@@ -111,7 +111,9 @@ def test_metadata(wheel):
     metadata = Parser().parsestr(files[f"{DIST_INFO}/METADATA"].decode())
     assert (metadata["Name"], metadata["Version"]) == ("zoo-plugins", zoo_plugins.__version__)
     assert (metadata["License-Expression"], metadata["License-File"]) == ("MIT", "LICENSE")
-    assert "ppo_lstm_seq = zoo_plugins.specs:PPO_LSTM_SEQ" in files[f"{DIST_INFO}/entry_points.txt"].decode()
+    entry_points = files[f"{DIST_INFO}/entry_points.txt"].decode().splitlines()
+    assert "ppo_lstm_seq = zoo_plugins.specs:PPO_LSTM_SEQ" in entry_points
+    assert "maskable_ppo_lstm_seq = zoo_plugins.specs:MASKABLE_PPO_LSTM_SEQ" in entry_points
 
 
 def test_startup_files():

@@ -60,6 +60,21 @@ def test_script_example_runs(tmp_path):
     assert re.search(r"total_timesteps +\| 128 ", out)
 
 
+def test_masking_page_runs(tmp_path):
+    """The environment of docs/algos/maskable_ppo_lstm_seq.md trains in the script and the command that stand there."""
+    page = (ROOT / "docs" / "algos" / "maskable_ppo_lstm_seq.md").read_text()
+    envs, script = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "my_envs.py").write_text(envs)
+    (tmp_path / "recall.yml").write_text(re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)[0].replace("2e4", "1024"))
+    assert "learn(20_000)" in script
+    assert run("-c", script.replace("20_000", "512"), cwd=tmp_path).startswith("(")
+    for command in re.findall(r"^python (-m rl_zoo3.*)$", page, flags=re.MULTILINE):
+        out = run(
+            *command.split(), cwd=tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        )
+        assert re.search("Saving to logs/maskable_ppo_lstm_seq/Recall-v0_1|Mean reward", out)
+
+
 def test_example_file_runs(capsys):
     """examples/plain_sb3.py trains and evaluates."""
     spec = importlib.util.spec_from_file_location("plain_sb3", ROOT / "examples" / "plain_sb3.py")

@@ -179,5 +179,6 @@ def test_converted_values_are_not_shared():
 
 def test_registered_in_the_zoo():
     """``-optimize`` and ``--trial-id`` find sampler and converter in the zoo's tables."""
-    assert HYPERPARAMS_SAMPLER["ppo_lstm_seq"].__wrapped__ is sample_ppo_lstm_seq_params
-    assert HYPERPARAMS_CONVERTER["ppo_lstm_seq"] is convert_ppo_lstm_seq_params
+    for name in ("ppo_lstm_seq", "maskable_ppo_lstm_seq"):
+        assert HYPERPARAMS_SAMPLER[name].__wrapped__ is sample_ppo_lstm_seq_params
+        assert HYPERPARAMS_CONVERTER[name] is convert_ppo_lstm_seq_params

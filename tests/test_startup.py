@@ -12,17 +12,19 @@ import json, warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import rl_zoo3.exp_manager as em
-    from rl_zoo3 import ALGOS
+    from rl_zoo3 import ALGOS, utils as zoo_utils
 depth = lambda f: 1 + depth(f.__wrapped__) if hasattr(f, "__wrapped__") else 0
 print(json.dumps({
     "algos": {name: cls.__module__ for name, cls in ALGOS.items()},
     "manager": em.ExperimentManager.__module__,
     "samplers": [name for table in (em.HYPERPARAMS_SAMPLER, em.HYPERPARAMS_CONVERTER) for name in table],
     "wraps": sorted({depth(f) for name, f in em.HYPERPARAMS_SAMPLER.items() if name != "ppo_lstm_seq"}),
+    "wrapped": [name for name in ("get_saved_hyperparams", "create_test_env") if depth(getattr(zoo_utils, name))],
     "warnings": [str(w.message) for w in caught if "zoo_plugins" in str(w.message) or "ZOO_PLUGINS" in str(w.message)],
 }))
 """
 UPSTREAM_ALGOS = {"a2c", "ddpg", "dqn", "ppo", "sac", "td3", "ars", "crossq", "qrdqn", "tqc", "trpo", "ppo_lstm"}
+OWN_ALGOS = {"ppo_lstm_seq", "maskable_ppo_lstm_seq"}
 OFF = "set ZOO_PLUGINS=0 to run rl_zoo3 without plugins"
 
 
@@ -40,6 +42,7 @@ def is_untouched(found):
         and found["manager"] == "rl_zoo3.exp_manager"
         and "ppo_lstm_seq" not in found["samplers"]
         and found["wraps"] == [0]
+        and found["wrapped"] == []
     )
 
 
@@ -78,11 +81,12 @@ def test_cost_of_a_start(tmp_path):
 def test_automatic_door(before):
     """An unmodified rl_zoo3 knows the plugins as soon as it is imported, whichever module of ours is imported before."""
     found = import_zoo(before)
-    assert set(found["algos"]) == {*UPSTREAM_ALGOS, "ppo_lstm_seq"}
+    assert set(found["algos"]) == UPSTREAM_ALGOS | OWN_ALGOS
     assert found["algos"]["ppo_lstm_seq"] == "zoo_plugins.algos.seq_recurrent_ppo"
     assert found["manager"] == "zoo_plugins.exp_manager"
-    assert found["samplers"].count("ppo_lstm_seq") == 2
+    assert {name: found["samplers"].count(name) for name in OWN_ALGOS} == dict.fromkeys(OWN_ALGOS, 2)
     assert found["wraps"] == [1]
+    assert found["wrapped"] == ["get_saved_hyperparams", "create_test_env"]
     assert found["warnings"] == []
 
 
@@ -192,7 +196,7 @@ def broken(tmp_path):
 def test_broken_third_party(broken, names):
     """Each broken algorithm is left out with one warning that names who, what and why; all others work."""
     found = import_zoo(path=broken(*names))
-    assert set(found["algos"]) == {*UPSTREAM_ALGOS, "ppo_lstm_seq", "good"}
+    assert set(found["algos"]) == {*UPSTREAM_ALGOS, *OWN_ALGOS, "good"}
     assert found["manager"] == "zoo_plugins.exp_manager"
     assert len(found["warnings"]) == len(names)
     for name, warning in zip(sorted(names), found["warnings"], strict=True):
@@ -207,7 +211,7 @@ def test_train_with_broken_third_party(broken):
     """``python -m rl_zoo3.train`` offers our algorithm although another one is broken."""
     shown = run_python("-m", "rl_zoo3.train", "--help", path=broken("raises"))
     assert shown.returncode == 0, shown.stderr
-    assert algo_choices(shown.stdout) == {*UPSTREAM_ALGOS, "ppo_lstm_seq", "good"}
+    assert algo_choices(shown.stdout) == {*UPSTREAM_ALGOS, *OWN_ALGOS, "good"}
     assert shown.stderr.count("no licence") == 1
 
 

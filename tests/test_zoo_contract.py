@@ -15,6 +15,7 @@ from rl_zoo3 import exp_manager, hyperparams_opt, utils
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import DQN, PPO, SAC, HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
+from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 import zoo_plugins
@@ -149,6 +150,24 @@ def test_viewing_scripts_can_be_recognised(script, custom_objects):
     assert custom_objects in source(script)
     assert "custom_objects=custom_objects" in source(script)
     assert "custom_objects" not in source("exp_manager.py")
+
+
+@pytest.mark.parametrize("script", [*VIEWING_SCRIPTS, "push_to_hub.py"])
+def test_viewing_scripts_make_the_environment_first(script):
+    """They make an environment, load one agent for it, and, but for push_to_hub.py, ask it for actions without masks."""
+    text = source(script)
+    assert text.count("env = create_test_env(") == text.count("model = ALGOS[algo].load(") == 1
+    assert text.index("env = create_test_env(") < text.index("model = ALGOS[algo].load(")
+    if script in VIEWING_SCRIPTS:
+        assert "model.predict(obs, state=lstm_states, episode_start=" in text
+    assert "create_test_env" not in source("exp_manager.py") + source("train.py")
+
+
+def test_the_zoo_evaluates_with_sb3():
+    """Both of its evaluations are SB3's EvalCallback, which our algorithms find among the callbacks of learn()."""
+    assert issubclass(exp_manager.TrialEvalCallback, EvalCallback)
+    assert "eval_callback = EvalCallback(" in method("create_callbacks")
+    assert "eval_callback = TrialEvalCallback(" in method("objective")
 
 
 def test_enjoy_looks_for_her_by_text():

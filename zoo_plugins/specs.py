@@ -8,3 +8,10 @@ PPO_LSTM_SEQ = AlgoSpec(
     converter="zoo_plugins.search_spaces:convert_ppo_lstm_seq_params",
     hyperparams="zoo_plugins:hyperparams/ppo_lstm_seq.yml",
 )
+
+MASKABLE_PPO_LSTM_SEQ = AlgoSpec(
+    cls="zoo_plugins.algos:MaskableSeqRecurrentPPO",
+    sampler="zoo_plugins.search_spaces:sample_ppo_lstm_seq_params",
+    converter="zoo_plugins.search_spaces:convert_ppo_lstm_seq_params",
+    hyperparams="zoo_plugins:hyperparams/maskable_ppo_lstm_seq.yml",
+)

@@ -23,6 +23,7 @@ TESTED_VERSIONS = ((2, 9), (3, 0))  # from, up to but not including
 SEAMS: dict[str, dict[str, tuple[str, ...]]] = {
     "rl_zoo3.utils": {
         "get_saved_hyperparams": ("stats_path", "norm_reward", "test_mode"),
+        "create_test_env": ("env_id", "n_envs", "stats_path", "seed", "log_dir", "should_render", "hyperparams", "env_kwargs"),
     },
     "rl_zoo3.exp_manager": {
         "ExperimentManager.__init__": ("self", "args", "algo", "env_id", "log_folder"),
@@ -52,6 +53,9 @@ SPECS: dict[str, AlgoSpec] = {}
 # Modules that are extended, and why the rest was left alone, once it was
 _extended: set[str] = set()
 _given_up: str | None = None
+
+# The environment that a script of the zoo has made to show an agent in, until the agent is loaded
+_viewing_env: Any = None
 
 
 class HerKwargs(dict[str, Any]):
@@ -106,7 +110,8 @@ def _withdraw_algos() -> None:
         utils.ALGOS.pop(name, None)
     SPECS.clear()
     if "rl_zoo3.utils" in _extended:
-        utils.get_saved_hyperparams = utils.get_saved_hyperparams.__wrapped__
+        for function in ("get_saved_hyperparams", "create_test_env"):
+            setattr(utils, function, getattr(utils, function).__wrapped__)
 
 
 def _extend_utils(utils: Any) -> bool:
@@ -122,8 +127,9 @@ def _extend_utils(utils: Any) -> bool:
             continue
         SPECS[plugin.name] = spec
         # In place: every script of the zoo holds this dict
-        utils.ALGOS[plugin.name] = _with_small_buffer_for_viewing(spec.cls)
+        utils.ALGOS[plugin.name] = _with_masks_for_viewing(_with_small_buffer_for_viewing(spec.cls))
     utils.get_saved_hyperparams = _with_her_named(utils.get_saved_hyperparams)
+    utils.create_test_env = _with_env_remembered(utils.create_test_env)
     return True
 
 
@@ -204,8 +210,7 @@ def _with_small_buffer_for_viewing(cls: Any) -> Any:
     """
     Load off-policy plugins with a buffer of one transition where the zoo only looks at the agent.
 
-    enjoy.py, record_video.py and push_to_hub.py do so for a literal list of names. They are recognised by the custom objects
-    that they pass: a schedule that learns nothing, or an empty dict.
+    enjoy.py, record_video.py and push_to_hub.py do so for a literal list of names.
 
     :param cls: The algorithm
     :return: the algorithm, or a subclass of the same name
@@ -218,12 +223,61 @@ def _with_small_buffer_for_viewing(cls: Any) -> Any:
     class Viewed(cls):
         @classmethod
         def load(cls, *args: Any, custom_objects: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-            if custom_objects == {} or "lr_schedule" in (custom_objects or ()):
+            if _is_viewing(custom_objects):
                 kwargs.setdefault("buffer_size", 1)
             return super().load(*args, custom_objects=custom_objects, **kwargs)
 
-    Viewed.__module__, Viewed.__name__, Viewed.__qualname__ = cls.__module__, cls.__name__, cls.__qualname__
-    return Viewed
+    return _under_name_of(cls, Viewed)
+
+
+def _with_env_remembered(create_test_env: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Remember the environment in which a script of the zoo will show the agent that it loads next.
+
+    :param create_test_env: The zoo's function
+    :return: the function to use instead
+    """
+
+    @functools.wraps(create_test_env)
+    def create_env_for_viewing(*args: Any, **kwargs: Any) -> Any:
+        global _viewing_env
+        _viewing_env = create_test_env(*args, **kwargs)
+        return _viewing_env
+
+    return create_env_for_viewing
+
+
+def _with_masks_for_viewing(cls: Any) -> Any:
+    """
+    Let agents that need action masks ask the environment where the zoo only looks at them: its scripts pass no masks.
+
+    An algorithm that masks actions has a method ``with_masks_of(env)``, which returns what those scripts call ``predict`` of.
+
+    :param cls: The algorithm
+    :return: the algorithm, or a subclass of the same name
+    """
+    if not hasattr(cls, "with_masks_of"):
+        return cls
+
+    class Viewed(cls):
+        @classmethod
+        def load(cls, *args: Any, custom_objects: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+            global _viewing_env
+            model = super().load(*args, custom_objects=custom_objects, **kwargs)
+            env, _viewing_env = _viewing_env, None
+            return model.with_masks_of(env) if env is not None and _is_viewing(custom_objects) else model
+
+    return _under_name_of(cls, Viewed)
+
+
+def _is_viewing(custom_objects: dict[str, Any] | None) -> bool:
+    # Scripts that only look at an agent pass a schedule that learns nothing, or an empty dict
+    return custom_objects == {} or "lr_schedule" in (custom_objects or ())
+
+
+def _under_name_of(cls: type, subclass: type) -> type:
+    subclass.__module__, subclass.__name__, subclass.__qualname__ = cls.__module__, cls.__name__, cls.__qualname__
+    return subclass
 
 
 def reserved_names(group: str) -> tuple[str, ...]:
