@@ -13,6 +13,7 @@ from zoo_plugins.algos.action_distributions import log_prob_and_entropy
 from zoo_plugins.algos.evaluation import as_taken
 from zoo_plugins.algos.fused_loss import FusedPPOLoss
 from zoo_plugins.algos.losses import STATISTICS, LossTerms, ppo_loss
+from zoo_plugins.algos.maskable_policies import MlpLstmPolicy as MaskableMlpLstmPolicy
 from zoo_plugins.buffers.sequence_batch import SequenceBatch
 
 OBS = spaces.Box(-1, 1, (3,))
@@ -21,10 +22,10 @@ TERMS = LossTerms(clip_range=0.1, clip_range_vf=None, ent_coef=0.1, vf_coef=0.5,
 N_STEPS = 40
 
 
-def make_policy(action_space: spaces.Space, **kwargs) -> MlpLstmPolicy:
+def make_policy(action_space: spaces.Space, cls: type = MlpLstmPolicy, **kwargs) -> MlpLstmPolicy:
     th.manual_seed(0)
     kwargs = {"lstm_hidden_size": 8, "net_arch": [6], "ortho_init": False, **kwargs}
-    policy = MlpLstmPolicy(OBS, action_space, lambda _: 1e-3, **kwargs)
+    policy = cls(OBS, action_space, lambda _: 1e-3, **kwargs)
     with th.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.3 * th.randn_like(parameter))
@@ -54,7 +55,10 @@ def loss_and_gradients(policy: MlpLstmPolicy, batch: SequenceBatch, terms: LossT
     th.manual_seed(2)
     latents = [th.randn(len(batch.actions), 8, requires_grad=True) for _ in range(2)]
     log_prob, entropy = log_prob_and_entropy(
-        policy, policy.mlp_extractor.forward_actor(latents[0]), as_taken(batch.actions, policy.action_space)
+        policy,
+        policy.mlp_extractor.forward_actor(latents[0]),
+        as_taken(batch.actions, policy.action_space),
+        batch.action_masks,
     )
     # So that ratios lie on both sides of both clipping limits
     batch = batch._replace(old_log_prob=batch.old_log_prob + log_prob.detach())
@@ -113,6 +117,21 @@ def test_features_that_gsde_learns():
     mine, theirs = (loss_and_gradients(policy, batch, TERMS, fused=fused)[2][0] for fused in (True, False))
     assert (mine - before).abs().max() > 1e-3
     th.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_masked_actions():
+    """Masked actions have no part in the loss, and get no gradient."""
+    policy = make_policy(spaces.Discrete(4), cls=MaskableMlpLstmPolicy)
+    batch = make_batch(spaces.Discrete(4))
+    th.manual_seed(3)
+    masks = th.rand(N_STEPS, 4) < 0.6
+    masks[th.arange(N_STEPS), batch.actions[:, 0]] = True
+    batch = batch._replace(action_masks=masks)
+    mine, theirs = (loss_and_gradients(policy, batch, TERMS, fused=fused) for fused in (True, False))
+    for a, b in zip((mine[0], mine[1], *mine[2]), (theirs[0], theirs[1], *theirs[2]), strict=True):
+        th.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+    unmasked = loss_and_gradients(policy, batch._replace(action_masks=None), TERMS, fused=True)
+    assert (unmasked[2][0] - mine[2][0]).abs().max() > 1e-4
 
 
 def test_single_timestep():

@@ -122,12 +122,12 @@ def test_small_models_act_in_numpy():
 
 
 def test_optimizer_holds_the_grus():
-    """The optimizer updates exactly the policy's parameters, fused, with the user's settings and the schedule's first rate."""
+    """The optimizer updates exactly the policy's parameters, with the user's settings and the schedule's first rate."""
     kwargs = {"optimizer_class": th.optim.AdamW, "optimizer_kwargs": {"weight_decay": 0.3}}
     model = make_gru(cartpole(1), learning_rate=lambda left: 0.5 * left, policy_kwargs=kwargs)
     (group,) = model.policy.optimizer.param_groups
     assert type(model.policy.optimizer) is th.optim.AdamW
-    assert (group["lr"], group["weight_decay"], group["fused"]) == (0.5, 0.3, True)
+    assert (group["lr"], group["weight_decay"]) == (0.5, 0.3)
     assert [id(parameter) for parameter in group["params"]] == [id(parameter) for parameter in model.policy.parameters()]
 
 

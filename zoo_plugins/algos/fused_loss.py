@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.distributions import CategoricalDistribution, StateDependentNoiseDistribution
+from stable_baselines3.common.distributions import StateDependentNoiseDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import MlpExtractor
 from torch import nn
 from torch.autograd.function import once_differentiable
 
 from zoo_plugins.algos import action_distributions
-from zoo_plugins.algos.action_distributions import LOG_SQRT_2PI
+from zoo_plugins.algos.action_distributions import CATEGORICAL, LOG_SQRT_2PI, MASKED_LOGIT
 from zoo_plugins.algos.losses import STATISTICS, LossTerms
 from zoo_plugins.buffers.sequence_batch import SequenceBatch
 
@@ -71,7 +71,7 @@ class FusedPPOLoss:
         scale = None
         if isinstance(action_dist, StateDependentNoiseDistribution):
             scale = action_dist.get_std(self.policy.log_std)
-        elif not isinstance(action_dist, CategoricalDistribution):
+        elif not isinstance(action_dist, CATEGORICAL):
             scale = self.policy.log_std
         statistics = np.empty(len(STATISTICS), dtype=np.float32)
         constants = _Constants(self, batch, statistics)
@@ -96,7 +96,7 @@ class _Function(th.autograd.Function):
         terms, action_dist = loss.terms, loss.policy.action_dist
         pi_outputs, vf_outputs = _forward(loss.pi_net, latent_pi.numpy()), _forward(loss.vf_net, latent_vf.numpy())
         if scale is None:
-            log_prob, entropy, ctx.evaluation_backward = _categorical(pi_outputs[-1], actions)
+            log_prob, entropy, ctx.evaluation_backward = _categorical(pi_outputs[-1], actions, batch.action_masks)
         elif isinstance(action_dist, StateDependentNoiseDistribution):
             log_prob, entropy, ctx.evaluation_backward = _state_dependent(
                 pi_outputs[-2], pi_outputs[-1], actions, scale.numpy(), action_dist
@@ -154,7 +154,10 @@ class _Function(th.autograd.Function):
         return None, *(None if grad is None else th.from_numpy(grad) for grad in grads)
 
 
-def _categorical(outputs: np.ndarray, actions: np.ndarray) -> Evaluation:
+def _categorical(outputs: np.ndarray, actions: np.ndarray, action_masks: th.Tensor | None) -> Evaluation:
+    if action_masks is not None:
+        # Masked actions get a probability of exactly zero, and with it no gradient
+        outputs = np.where(action_masks.numpy(), outputs, np.float32(MASKED_LOGIT))
     shifted = outputs - outputs.max(axis=1, keepdims=True)
     probs = np.exp(shifted)
     normalizer = probs.sum(axis=1, keepdims=True)
