@@ -38,7 +38,7 @@ Array = NDArray[np.float64]
 ENVS: dict[str, dict[str, int]] = {
     "PendulumNoVel-v1": dict(timesteps=100_000, threshold=-250),
     "CartPoleNoVel-v1": dict(timesteps=100_000, threshold=450),
-    "MountainCarContinuousNoVel-v0": dict(timesteps=100_000, threshold=90),
+    "MountainCarContinuousNoVel-v0": dict(timesteps=49_152, threshold=90),
 }
 SIDES: dict[str, dict[str, str]] = {
     "upstream": dict(label="RecurrentPPO", cls="sb3_contrib:RecurrentPPO", file=UPSTREAM_FILE),
