@@ -18,6 +18,9 @@ from torch import nn
 from zoo_plugins.algos import action_distributions
 from zoo_plugins.algos.gru import GRU
 
+# Number of products in a matrix multiplication up to which NumPy's BLAS uses one thread, with a margin: OpenBLAS has 2**18
+SINGLE_THREADED = 2**17
+
 
 class NumpyStates(NamedTuple):
     """:class:`RNNStates` with NumPy arrays. Shape of each: (n_layers, n_envs, hidden_size)."""
@@ -196,7 +199,7 @@ class _NumpyLSTM:
         next_hidden, next_cell = np.empty_like(states[0]), np.empty_like(states[1])
         size = next_hidden.shape[-1]
         for i, (weight, bias) in enumerate(self.layers):
-            gates = np.concatenate([features, states[0][i]], axis=1) @ weight
+            gates = _matmul(np.concatenate([features, states[0][i]], axis=1), weight)
             gates += bias
             np.tanh(gates, out=gates)
             gates *= self.scale
@@ -234,7 +237,7 @@ class _NumpyGRU:
         next_hidden = np.empty_like(states[0])
         size = next_hidden.shape[-1]
         for i, (weight, bias) in enumerate(self.layers):
-            gates = np.concatenate([features, states[0][i]], axis=1) @ weight
+            gates = _matmul(np.concatenate([features, states[0][i]], axis=1), weight)
             gates += bias
             reset, update = np.split(0.5 * np.tanh(gates[:, : 2 * size]) + 0.5, 2, axis=1)
             new = np.tanh(gates[:, 2 * size : 3 * size] + reset * gates[:, 3 * size :])
@@ -253,4 +256,11 @@ def _numpy_layer(layer: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
         return lambda x: np.maximum(x, 0.0)
     assert isinstance(layer, nn.Linear)
     weight, bias = np.ascontiguousarray(layer.weight.detach().numpy().T), layer.bias.detach().numpy()
-    return lambda x: x @ weight + bias
+    return lambda x: _matmul(x, weight) + bias
+
+
+def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    # A larger product would wake NumPy's own threads, which torch.set_num_threads does not limit (see fused_loss.py)
+    if len(a) * b.size < SINGLE_THREADED:
+        return a @ b
+    return (th.from_numpy(a) @ th.from_numpy(b)).numpy()

@@ -2,7 +2,9 @@
 The heads of a small recurrent policy and the PPO loss as one differentiable operation, on the CPU.
 
 With minibatches of a few hundred timesteps, recording a graph of a hundred small operations in PyTorch and walking it
-backwards takes longer than the arithmetic. Here the gradient is written down instead, for NumPy, which has less overhead.
+backwards takes longer than the arithmetic. Here the gradient is written down instead. What is done to one number per
+timestep is done by NumPy, which has less overhead. Matrices are multiplied by PyTorch: NumPy's BLAS has threads of its own,
+which ``torch.set_num_threads`` does not limit, and which take many times longer when other processes want the cores too.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from zoo_plugins.buffers.sequence_batch import SequenceBatch
 
 # Turns gradients of log probabilities (one per timestep) and entropies (the same for all) into gradients of the outputs, the
 # last hidden layer (if they depend on it otherwise) and the scale (if there is one)
-EvaluationBackward = Callable[[np.ndarray, float], tuple[np.ndarray, np.ndarray | None, np.ndarray | None]]
+EvaluationBackward = Callable[[np.ndarray, float], tuple[np.ndarray, th.Tensor | None, th.Tensor | None]]
 Evaluation = tuple[np.ndarray, np.ndarray, EvaluationBackward]
 
 
@@ -94,21 +96,20 @@ class _Function(th.autograd.Function):
         loss, batch, statistics = constants
         actions = batch.actions.numpy()
         terms, action_dist = loss.terms, loss.policy.action_dist
-        pi_outputs, vf_outputs = _forward(loss.pi_net, latent_pi.numpy()), _forward(loss.vf_net, latent_vf.numpy())
+        pi_outputs, vf_outputs = _forward(loss.pi_net, latent_pi), _forward(loss.vf_net, latent_vf)
+        outputs, values = pi_outputs[-1].numpy(), vf_outputs[-1].numpy()[:, 0]
         if scale is None:
-            log_prob, entropy, ctx.evaluation_backward = _categorical(pi_outputs[-1], actions, batch.action_masks)
+            log_prob, entropy, ctx.evaluation_backward = _categorical(outputs, actions, batch.action_masks)
         elif isinstance(action_dist, StateDependentNoiseDistribution):
-            log_prob, entropy, ctx.evaluation_backward = _state_dependent(
-                pi_outputs[-2], pi_outputs[-1], actions, scale.numpy(), action_dist
-            )
+            log_prob, entropy, ctx.evaluation_backward = _state_dependent(pi_outputs[-2], outputs, actions, scale, action_dist)
         else:
-            log_prob, entropy, ctx.evaluation_backward = _gaussian(pi_outputs[-1], actions, scale.numpy())
+            log_prob, entropy, ctx.evaluation_backward = _gaussian(outputs, actions, scale.numpy())
 
         n_steps = len(log_prob)
         advantages = batch.advantages.numpy()
         if terms.normalize_advantage and n_steps > 1:
             advantages = advantages - advantages.sum() / n_steps
-            advantages /= np.sqrt(advantages @ advantages / (n_steps - 1)) + 1e-8
+            advantages /= np.sqrt((advantages * advantages).sum() / (n_steps - 1)) + 1e-8
         log_ratio = log_prob - batch.old_log_prob.numpy()
         ratio = np.exp(log_ratio)
         objective = advantages * ratio
@@ -118,12 +119,12 @@ class _Function(th.autograd.Function):
         objective[clipped_objective < objective] = 0.0
         ctx.grad_log_prob = objective
 
-        values, old_values = vf_outputs[-1][:, 0], batch.old_values.numpy()
+        old_values = batch.old_values.numpy()
         change = values - old_values
         if terms.clip_range_vf is not None:
             values = old_values + change.clip(-terms.clip_range_vf, terms.clip_range_vf)
         error = values - batch.returns.numpy()
-        value_loss = error @ error / n_steps
+        value_loss = (error * error).sum() / n_steps
         if terms.clip_range_vf is not None:
             error[np.abs(change) > terms.clip_range_vf] = 0.0
         ctx.grad_values = error
@@ -145,13 +146,12 @@ class _Function(th.autograd.Function):
         grad_mean = grad_total.numpy() / np.float32(len(ctx.grad_values))
         grad_log_prob = (ctx.grad_log_prob * -grad_mean)[:, None]
         grads = ctx.evaluation_backward(grad_log_prob, -terms.ent_coef * grad_mean)
-        grad_outputs, grad_hidden, grad_scale = grads
-        grad_values = (ctx.grad_values * (2 * terms.vf_coef * grad_mean))[:, None]
+        grad_outputs, grad_hidden, grad_scale = th.from_numpy(grads[0]), grads[1], grads[2]
+        grad_values = th.from_numpy(ctx.grad_values * (2 * terms.vf_coef * grad_mean))[:, None]
 
         pi_grads = _backward(ctx.loss.pi_net, ctx.pi_outputs, grad_outputs, grad_hidden)
         vf_grads = _backward(ctx.loss.vf_net, ctx.vf_outputs, grad_values)
-        grads = (pi_grads[0], vf_grads[0], grad_scale, *pi_grads[1:], *vf_grads[1:])
-        return None, *(None if grad is None else th.from_numpy(grad) for grad in grads)
+        return None, pi_grads[0], vf_grads[0], grad_scale, *pi_grads[1:], *vf_grads[1:]
 
 
 def _categorical(outputs: np.ndarray, actions: np.ndarray, action_masks: th.Tensor | None) -> Evaluation:
@@ -179,34 +179,34 @@ def _gaussian(outputs: np.ndarray, actions: np.ndarray, log_std: np.ndarray) -> 
     distance = actions - outputs
     squared = distance * distance / variance
 
-    def backward(grad_log_prob: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, None, np.ndarray]:
+    def backward(grad_log_prob: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, None, th.Tensor]:
         grad_log_std = grad_log_prob * (squared - 1) + grad_entropy
-        return grad_log_prob * distance / variance, None, grad_log_std.sum(axis=0)
+        return grad_log_prob * distance / variance, None, th.from_numpy(grad_log_std.sum(axis=0))
 
     log_prob = (-0.5 * squared - (log_std + LOG_SQRT_2PI)).sum(axis=1)
     return log_prob, (0.5 + LOG_SQRT_2PI + log_std).sum(keepdims=True), backward
 
 
 def _state_dependent(
-    hidden: np.ndarray, outputs: np.ndarray, actions: np.ndarray, std: np.ndarray, action_dist: StateDependentNoiseDistribution
+    hidden: th.Tensor, outputs: np.ndarray, actions: np.ndarray, std: th.Tensor, action_dist: StateDependentNoiseDistribution
 ) -> Evaluation:
-    hidden_squared = hidden * hidden
-    variance = hidden_squared @ (std * std) + action_dist.epsilon
+    hidden_squared, std_squared = hidden * hidden, std * std
+    variance = (hidden_squared @ std_squared).numpy() + np.float32(action_dist.epsilon)
     log_std = 0.5 * np.log(variance)
     distance = actions - outputs
     squared = distance * distance / variance
 
-    def backward(grad_log_prob: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    def backward(grad_log_prob: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, th.Tensor | None, th.Tensor]:
         # Twice the gradient with respect to the variance
-        grad_variance = (grad_log_prob * (squared - 1) + grad_entropy) / variance
-        grad_hidden = grad_variance @ (std * std).T * hidden if action_dist.learn_features else None
+        grad_variance = th.from_numpy((grad_log_prob * (squared - 1) + grad_entropy) / variance)
+        grad_hidden = grad_variance @ std_squared.T * hidden if action_dist.learn_features else None
         return grad_log_prob * distance / variance, grad_hidden, hidden_squared.T @ grad_variance * std
 
     log_prob = (-0.5 * squared - log_std - LOG_SQRT_2PI).sum(axis=1)
     return log_prob, (0.5 + LOG_SQRT_2PI + log_std).sum(axis=1), backward
 
 
-def _forward(net: list[nn.Module], latent: np.ndarray) -> list[np.ndarray]:
+def _forward(net: list[nn.Module], latent: th.Tensor) -> list[th.Tensor]:
     """
     Run a network and keep what each layer gave.
 
@@ -216,19 +216,13 @@ def _forward(net: list[nn.Module], latent: np.ndarray) -> list[np.ndarray]:
     """
     outputs = [latent]
     for layer in net:
-        if isinstance(layer, nn.Linear):
-            output = outputs[-1] @ layer.weight.detach().numpy().T
-            if layer.bias is not None:
-                output += layer.bias.detach().numpy()
-        else:
-            output = np.tanh(outputs[-1]) if isinstance(layer, nn.Tanh) else np.maximum(outputs[-1], 0)
-        outputs.append(output)
+        outputs.append(layer(outputs[-1]))
     return outputs
 
 
 def _backward(
-    net: list[nn.Module], outputs: list[np.ndarray], grad: np.ndarray, grad_last_input: np.ndarray | None = None
-) -> list[np.ndarray]:
+    net: list[nn.Module], outputs: list[th.Tensor], grad: th.Tensor, grad_last_input: th.Tensor | None = None
+) -> list[th.Tensor]:
     """
     Propagate a gradient through a network.
 
@@ -238,15 +232,17 @@ def _backward(
     :param grad_last_input: What to add to the gradient with respect to the last layer's input
     :return: gradients with respect to the input, and to the parameters in the order of the layers
     """
-    weights: list[np.ndarray] = []
+    weights: list[th.Tensor] = []
     for i in reversed(range(len(net))):
         layer, output = net[i], outputs[i + 1]
         if isinstance(layer, nn.Linear):
-            grads = [grad.T @ outputs[i]] if layer.bias is None else [grad.T @ outputs[i], grad.sum(axis=0)]
+            grads = [grad.T @ outputs[i]] if layer.bias is None else [grad.T @ outputs[i], grad.sum(dim=0)]
             weights = grads + weights
-            grad = grad @ layer.weight.detach().numpy()
+            grad = grad @ layer.weight
+        elif isinstance(layer, nn.Tanh):
+            grad = th.ops.aten.tanh_backward(grad, output)
         else:
-            grad = grad * (1 - output * output) if isinstance(layer, nn.Tanh) else grad * (output > 0)
+            grad = th.ops.aten.threshold_backward(grad, output, 0)
         if grad_last_input is not None and i == len(net) - 1:
             grad = grad + grad_last_input
     return [grad, *weights]
