@@ -80,6 +80,7 @@ def loss_and_gradients(policy: MlpLstmPolicy, batch: SequenceBatch, terms: LossT
     [
         (DISCRETE, {}),
         (BOX, {}),
+        (spaces.Box(-1, 1, (2,), np.float64), {}),
         (BOX, {"use_sde": True, "log_std_init": -1.0}),
         (BOX, {"use_sde": True, "log_std_init": -1.0, "full_std": False}),
         (BOX, {"use_sde": True, "log_std_init": -1.0, "use_expln": True}),

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from zoo_plugins.algos import action_distributions
 from zoo_plugins.algos.action_distributions import CATEGORICAL, LOG_SQRT_2PI, MASKED_LOGIT
+from zoo_plugins.algos.evaluation import as_taken
 from zoo_plugins.algos.losses import STATISTICS, LossTerms
 from zoo_plugins.buffers.sequence_batch import SequenceBatch
 
@@ -94,8 +95,8 @@ class _Function(th.autograd.Function):
         ctx: Any, constants: _Constants, latent_pi: th.Tensor, latent_vf: th.Tensor, scale: th.Tensor | None, *_: th.Tensor
     ) -> th.Tensor:
         loss, batch, statistics = constants
-        actions = batch.actions.numpy()
         terms, action_dist = loss.terms, loss.policy.action_dist
+        actions = as_taken(batch.actions, loss.policy.action_space).numpy()
         pi_outputs, vf_outputs = _forward(loss.pi_net, latent_pi), _forward(loss.vf_net, latent_vf)
         outputs, values = pi_outputs[-1].numpy(), vf_outputs[-1].numpy()[:, 0]
         if scale is None:
@@ -164,7 +165,7 @@ def _categorical(outputs: np.ndarray, actions: np.ndarray, action_masks: th.Tens
     probs /= normalizer
     log_probs = shifted - np.log(normalizer)
     entropy = -(probs * log_probs).sum(axis=1)
-    rows, actions = np.arange(len(outputs)), actions[:, 0].astype(np.int64)
+    rows = np.arange(len(outputs))
 
     def backward(grad_log_prob: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, None, None]:
         grad = -probs * (grad_log_prob + grad_entropy * (log_probs + entropy[:, None]))
