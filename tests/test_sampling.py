@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tests.envs import DictImageEnv, LenEnv
 from zoo_plugins.algos.evaluation import evaluate_actions
 from zoo_plugins.algos.seq_recurrent_ppo import SeqRecurrentPPO
+from zoo_plugins.buffers.sequence_batch import ROWS
 from zoo_plugins.buffers.sequence_rollout_buffer import SequenceRolloutBuffer
 
 SAMPLING = ["contiguous", "sequences"]
@@ -77,7 +78,8 @@ def test_each_step_counts_once(starts, sampling, max_seq_length, batch_size, see
         seen += codes.tolist()
 
         padded = batch.pad(batch.observations)
-        assert padded.shape[:2] == (batch.max_length, batch.n_seq)
+        assert padded.shape[:2] == (batch.n_rows, batch.n_seq)
+        assert batch.n_rows == batch.max_length or 0 < batch.n_rows - batch.max_length < ROWS
         for column in range(batch.n_seq):
             steps = padded[:, column][padded[:, column, 2] > 0].long()
             env, first = steps[0, 0].item(), steps[0, 1].item()

@@ -359,7 +359,7 @@ class SeqRecurrentPPO(RecurrentPPO):
                         loss, batch_statistics = fused_loss(*read_sequences(policy, batch), batch)
                     statistics.append(batch_statistics)
                     n_timesteps += len(batch.actions)
-                    n_padded += batch.n_seq * batch.max_length
+                    n_padded += batch.n_seq * batch.n_rows
                     n_sequences += batch.n_seq
 
                     approx_kl = batch_statistics[STATISTICS.index("approx_kl")]

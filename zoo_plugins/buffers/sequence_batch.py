@@ -7,6 +7,9 @@ import torch as th
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.type_aliases import TensorDict
 
+# Padded sequences have a multiple of this number of timesteps: oneDNN keeps, and makes anew, code for each shape it meets
+ROWS = 8
+
 
 class SequenceBatch(NamedTuple):
     """
@@ -18,7 +21,7 @@ class SequenceBatch(NamedTuple):
 
         timesteps            a0 a1 a2 b0 c0 c1          (n_steps, *shape)
 
-        pad()                a0 b0 c0                   (max_length, n_seq, *shape)
+        pad()                a0 b0 c0                   (n_rows, n_seq, *shape)
                              a1  0 c1
                              a2  0  0
 
@@ -56,23 +59,28 @@ class SequenceBatch(NamedTuple):
     counted: th.Tensor | None = None
     action_masks: th.Tensor | None = None
 
+    @property
+    def n_rows(self) -> int:
+        """Length of padded sequences: ``max_length`` and up to ``ROWS - 1`` more; a single sequence is not padded."""
+        return self.max_length if self.n_seq == 1 else -(-self.max_length // ROWS) * ROWS
+
     def pad(self, steps: th.Tensor) -> th.Tensor:
         """
         Lay the sequences side by side, with zeros after the shorter ones.
 
         :param steps: One row per input. Shape: (n_inputs, *shape)
-        :return: Padded sequences. Shape: (max_length, n_seq, *shape)
+        :return: Padded sequences. Shape: (n_rows, n_seq, *shape)
         """
         if self.n_seq == 1:
             return steps.unsqueeze(1)
-        padded = steps.new_zeros((self.max_length * self.n_seq, *steps.shape[1:]))
-        return padded.index_copy(0, self.positions, steps).unflatten(0, (self.max_length, self.n_seq))
+        padded = steps.new_zeros((self.n_rows * self.n_seq, *steps.shape[1:]))
+        return padded.index_copy(0, self.positions, steps).unflatten(0, (self.n_rows, self.n_seq))
 
     def unpad(self, sequences: th.Tensor) -> th.Tensor:
         """
         Inverse of :meth:`pad`, but for context, which it leaves out.
 
-        :param sequences: Padded sequences. Shape: (max_length, n_seq, *shape)
+        :param sequences: Padded sequences. Shape: (n_rows, n_seq, *shape)
         :return: One row per timestep that counts. Shape: (n_steps, *shape)
         """
         if self.n_seq == 1:

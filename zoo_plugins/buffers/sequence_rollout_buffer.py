@@ -60,6 +60,10 @@ class SequenceRolloutBuffer(RolloutBuffer):
     def reset(self) -> None:
         """Forget the rollout."""
         super().reset()
+        # Before the next rollout takes as much memory again
+        self.rollout: dict[str, th.Tensor] = {}
+        self.flat_observations: th.Tensor | dict[str, th.Tensor] = {}
+        self.flat_states = th.empty(0)
         self.lstm_states: list[RNNStates] = []
         self.action_masks: np.ndarray | None = None
 
@@ -142,10 +146,14 @@ class SequenceRolloutBuffer(RolloutBuffer):
             if isinstance(observations, dict)
             else flatten(observations)
         )
-        # (n_steps, n_layers, n_envs, hidden_size), four times -> (4, n_layers, n_envs * n_steps, hidden_size)
-        states = th.stack([stack(steps) for steps in zip(*((*pi, *vf) for pi, vf in self.lstm_states), strict=True)])
-        self.flat_states = states.permute(0, 2, 3, 1, 4).flatten(2, 3)
+        # n_steps times (n_layers, n_envs, hidden_size), four times -> (4, n_layers, n_envs * n_steps, hidden_size)
+        components = [list(steps) for steps in zip(*((*pi, *vf) for pi, vf in self.lstm_states), strict=True)]
         self.lstm_states = []
+        n_layers, _, hidden_size = components[0][0].shape
+        self.flat_states = th.empty(4, n_layers, self.n_envs * self.buffer_size, hidden_size, device=self.device)
+        for flat, component in zip(self.flat_states, components, strict=True):
+            flat.view(n_layers, self.n_envs, self.buffer_size, hidden_size).copy_(stack(component, dim=2))
+            component.clear()
         # A sequence that starts an episode starts from zeros
         episode_starts = self.episode_starts.T > 0
         self.flat_states[:, :, th.as_tensor(episode_starts.ravel(), device=self.device)] = 0.0
