@@ -55,7 +55,7 @@ def test_train(logs):
     assert names >= {f"{ENV}/{name}" for name in ("vecnormalize.pkl", "config.yml", "args.yml", "command.txt")}
     assert timesteps_of(folder / f"{ENV}.zip") == 256
     config = saved_config(folder)
-    assert (config["n_steps"], config["n_envs"], config["normalize"], config["gamma"]) == (64, 2, True, 0.9)
+    assert (config["n_steps"], config["n_envs"], config["normalize"], config["gamma"]) == (64, 2, True, 0.95)
 
 
 def test_resume(logs, tmp_path):
