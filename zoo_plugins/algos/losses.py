@@ -28,17 +28,6 @@ class LossTerms(NamedTuple):
     vf_coef: float
     normalize_advantage: bool
 
-    def scale(self, advantages: th.Tensor) -> th.Tensor:
-        """
-        Normalize advantages, if that is wanted and there are several: see stable-baselines3 issue #325.
-
-        :param advantages: Advantages of a minibatch. Shape: (n_steps,)
-        :return: advantages with a mean of 0 and a standard deviation of 1, or as they were
-        """
-        if self.normalize_advantage and len(advantages) > 1:
-            return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        return advantages
-
 
 def ppo_loss(
     values: th.Tensor, log_prob: th.Tensor, entropy: th.Tensor | None, batch: SequenceBatch, terms: LossTerms
@@ -55,7 +44,10 @@ def ppo_loss(
     :param terms: Coefficients and clipping parameters
     :return: the loss, and its :data:`STATISTICS`, detached
     """
-    advantages = terms.scale(batch.advantages)
+    advantages = batch.advantages
+    # Normalization does not make sense for a single timestep, see stable-baselines3 issue #325
+    if terms.normalize_advantage and len(advantages) > 1:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
     # ratio between old and new policy, should be one at the first iteration
     log_ratio = log_prob - batch.old_log_prob
