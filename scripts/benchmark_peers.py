@@ -16,13 +16,11 @@ import importlib
 import importlib.util
 import json
 import os
-import platform
 import statistics
-import subprocess
-import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from recurrent_runs import describe_machine, read_versions, run_alone
 
 INSTALL = "pip install -c constraints.txt -e '.[peers]'"
 # Module in scripts/peers, minibatch size and sequence length, in timesteps
@@ -234,8 +232,6 @@ def main() -> None:
 
     check_packages(args.sides)
     environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
     }
@@ -243,17 +239,15 @@ def main() -> None:
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in args.sides}
     for repeat in range(args.repeats):
         for side in args.sides if repeat % 2 == 0 else args.sides[::-1]:
-            command = [sys.executable, __file__, "--sides", side, f"--seed={repeat}", *options]
-            result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-            runs[side].append(run := json.loads(result.stdout.splitlines()[-1]))
+            run = run_alone(__file__, "--sides", side, f"--seed={repeat}", *options, **environment)
+            runs[side].append(run)
             cpu, wall = (seconds(run, "whole", clock) for clock in CLOCKS)
             print(f"repeat {repeat} {side}: {cpu:.2f} s of CPU, {wall:.2f} s per rollout", flush=True)
 
-    packages = ["zoo-plugins", "stable_baselines3", "sb3_contrib", "torch", "gymnasium", "numpy"]
-    packages += dict.fromkeys(package for side in args.sides for package in PACKAGES[SIDES[side][0]])
+    peers = dict.fromkeys(package for side in args.sides for package in PACKAGES[SIDES[side][0]])
     report = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}",
-        "versions": {name: metadata.version(name) for name in packages},
+        "machine": describe_machine(),
+        "versions": read_versions(*peers),
         **{name: getattr(args, name) for name in ("repeats", "rollouts", "n_steps", "n_epochs")},
         "pairs": [compare(pair, runs) for pair in PAIRS if {pair["ours"], pair["peer"]} <= set(args.sides)],
         "sides": [summarize_side(side, runs[side], 4 * args.n_steps) for side in args.sides],

@@ -1,4 +1,4 @@
-"""What the benchmarks of SeqRecurrentPPO share: hyperparameters, models, processes, and where it all ran."""
+"""What the benchmarks share: hyperparameters and models of recurrent PPO, processes, and where it all ran."""
 
 import inspect
 import json
@@ -87,16 +87,17 @@ def make_model(
     return cls(env=env, seed=seed, device="cpu", **values)
 
 
-def run_alone(*arguments: str) -> dict[str, Any]:
+def run_alone(*arguments: str, **environment: str) -> dict[str, Any]:
     """
     Run a script in a process of its own, with one thread.
 
     :param arguments: Path of the script, and its arguments
+    :param environment: Environment variables for it, besides the present ones
     :return: what it prints in its last line, as JSON
     :raises SystemExit: if it fails; it has told why
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *arguments], check=False, stdout=subprocess.PIPE, text=True, env=environment)
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run([sys.executable, *arguments], check=False, stdout=subprocess.PIPE, text=True, env=variables)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(arguments)} failed with exit status {done.returncode}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -111,10 +112,11 @@ def describe_machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
 
 
-def read_versions() -> dict[str, str]:
+def read_versions(*peers: str) -> dict[str, str]:
     """
     Look up what is compared, and what it runs on.
 
+    :param peers: Packages besides those that every benchmark uses
     :return: versions by package
     """
-    return {name: metadata.version(name) for name in PACKAGES}
+    return {name: metadata.version(name) for name in (*PACKAGES, *peers)}
