@@ -362,12 +362,13 @@ class SeqRecurrentPPO(RecurrentPPO):
                     n_padded += batch.n_seq * batch.n_rows
                     n_sequences += batch.n_seq
 
-                    approx_kl = batch_statistics[STATISTICS.index("approx_kl")]
-                    if self.target_kl is not None and approx_kl > 1.5 * self.target_kl:
-                        continue_training = False
-                        if self.verbose >= 1:
-                            print(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
-                        break
+                    if self.target_kl is not None:
+                        approx_kl = batch_statistics[STATISTICS.index("approx_kl")]
+                        if approx_kl > 1.5 * self.target_kl:
+                            continue_training = False
+                            if self.verbose >= 1:
+                                print(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
+                            break
                     gradient_step(loss)
 
                 self._n_updates += 1
