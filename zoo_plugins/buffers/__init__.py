@@ -1,6 +1,7 @@
 """Rollout and replay buffers: one file each."""
 
+from zoo_plugins.buffers.fast_her_replay_buffer import FastHerReplayBuffer
 from zoo_plugins.buffers.sequence_batch import SequenceBatch
 from zoo_plugins.buffers.sequence_rollout_buffer import SequenceDictRolloutBuffer, SequenceRolloutBuffer
 
-__all__ = ["SequenceBatch", "SequenceDictRolloutBuffer", "SequenceRolloutBuffer"]
+__all__ = ["FastHerReplayBuffer", "SequenceBatch", "SequenceDictRolloutBuffer", "SequenceRolloutBuffer"]

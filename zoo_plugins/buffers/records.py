@@ -1,0 +1,117 @@
+"""Records that are fetched at once, in main memory or on a device."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch as th
+
+
+class RecordLayout:
+    """
+    Where each field of a record is.
+
+    Records are a structured array in main memory, or rows of bytes in a tensor on another device.
+
+    :param fields: NumPy dtype and shape of each field, by name
+    """
+
+    def __init__(self, fields: Mapping[str, tuple[Any, tuple[int, ...]]]):
+        self.dtype = np.dtype([(name, dtype, shape) for name, (dtype, shape) in fields.items()], align=True)
+
+    def zeros(self, n_records: int, device: th.device | None) -> Any:
+        """
+        Make records of zeros.
+
+        :param n_records: Their number
+        :param device: Where to, None for a NumPy array
+        :return: a structured array of shape (n_records,), or a tensor of bytes of shape (n_records, n_bytes)
+        """
+        if device is None:
+            return np.zeros(n_records, self.dtype)
+        return th.zeros((n_records, self.dtype.itemsize), dtype=th.uint8, device=device)
+
+    def take(self, records: Any, rows: np.ndarray) -> Any:
+        """
+        Copy some records.
+
+        :param records: What :meth:`zeros` made
+        :param rows: Indices of records. Shape: (n,)
+        :return: n records, of the same kind
+        """
+        if isinstance(records, np.ndarray):
+            return records.take(rows)
+        return records.index_select(0, th.from_numpy(rows).to(records.device))
+
+    def put(self, records: Any, rows: np.ndarray | slice, values: np.ndarray) -> None:
+        """
+        Overwrite some records.
+
+        :param records: What :meth:`zeros` made
+        :param rows: Indices of records
+        :param values: As many new ones, as a structured array
+        """
+        if isinstance(records, np.ndarray):
+            # As bytes: NumPy copies structured values field by field
+            as_bytes(records)[rows] = as_bytes(values)
+        else:
+            index = rows if isinstance(rows, slice) else th.from_numpy(rows).to(records.device)
+            records[index] = th.from_numpy(as_bytes(values)).to(records.device)
+
+    def to_numpy(self, records: Any) -> np.ndarray:
+        """
+        Bring records to main memory.
+
+        :param records: What :meth:`zeros` or :meth:`take` made
+        :return: a structured array; the same one if it was one
+        """
+        if isinstance(records, np.ndarray):
+            return records
+        return records.cpu().numpy().view(self.dtype).reshape(-1)
+
+    def fields(self, records: Any) -> dict[str, Any]:
+        """
+        See the fields of records.
+
+        :param records: What :meth:`zeros` or :meth:`take` made
+        :return: views of shape (n_records, *field_shape) by name: arrays, or tensors for records that are one
+        """
+        if isinstance(records, np.ndarray):
+            return {name: records[name] for name in self.dtype.names or ()}
+        views = {}
+        for name, (dtype, offset) in (self.dtype.fields or {}).items():  # type: ignore[misc]
+            column = records[:, offset : offset + dtype.itemsize].view(torch_dtype(dtype.base))
+            views[name] = column.reshape(len(records), *dtype.shape)
+        return views
+
+    def to_device(self, records: Any, device: th.device) -> Any:
+        """
+        Bring records to a device, in one piece.
+
+        :param records: What :meth:`zeros` or :meth:`take` made
+        :param device: The device; for the CPU, a structured array is where it has to be
+        :return: records, not copied if they were there
+        """
+        if isinstance(records, np.ndarray):
+            return records if device.type == "cpu" else th.from_numpy(as_bytes(records)).to(device)
+        return records.to(device)
+
+
+def as_bytes(records: np.ndarray) -> np.ndarray:
+    """
+    See records as rows of bytes.
+
+    :param records: A contiguous structured array. Shape: (n_records,)
+    :return: view of shape (n_records, n_bytes)
+    """
+    return records.view(np.uint8).reshape(len(records), records.dtype.itemsize)
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> th.dtype:
+    """
+    Translate a dtype.
+
+    :param dtype: NumPy's
+    :return: PyTorch's
+    """
+    return th.from_numpy(np.empty(0, dtype)).dtype
