@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the import of typing
 if TYPE_CHECKING:
     from zoo_plugins.algos import MaskableSeqRecurrentPPO as MaskableSeqRecurrentPPO
     from zoo_plugins.algos import SeqRecurrentPPO as SeqRecurrentPPO
+    from zoo_plugins.buffers import FastHerReplayBuffer as FastHerReplayBuffer
     from zoo_plugins.buffers import SequenceDictRolloutBuffer as SequenceDictRolloutBuffer
     from zoo_plugins.buffers import SequenceRolloutBuffer as SequenceRolloutBuffer
     from zoo_plugins.registry import AlgoSpec as AlgoSpec
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "AlgoSpec": "zoo_plugins.registry",
+    "FastHerReplayBuffer": "zoo_plugins.buffers",
     "MaskableSeqRecurrentPPO": "zoo_plugins.algos",
     "PluginError": "zoo_plugins.registry",
     "SeqRecurrentPPO": "zoo_plugins.algos",

@@ -139,6 +139,7 @@ class FastHerReplayBuffer(HerReplayBuffer):
         self.ep_start, self.ep_length = self._episodes.start, self._episodes.length  # type: ignore[assignment]
         self._current_ep_start = self._episodes.running_start
         self._goal_rewards: GoalRewards | None = None
+        self._empty_infos: list[dict[str, Any]] = []
         self._drawn: list[Any] = []  # records of a batch each
         self._n_sampled, self._n_expected = 0, 1
 
@@ -348,7 +349,13 @@ class FastHerReplayBuffer(HerReplayBuffer):
         if self._goal_rewards is None:
             assert self.env is not None, "the replay buffer needs the environment to compute rewards: call set_env()"
             self._goal_rewards = GoalRewards(self.env, self.reward_source)
-        infos = copy.deepcopy(list(self.infos.reshape(-1)[rows])) if self.copy_info_dict else [{} for _ in range(len(rows))]
+        if self.copy_info_dict:
+            infos = copy.deepcopy(list(self.infos.reshape(-1)[rows]))
+        else:
+            # Making a dict per transition takes longer than computing most rewards
+            if len(self._empty_infos) != len(rows) or any(self._empty_infos):
+                self._empty_infos = [{} for _ in range(len(rows))]
+            infos = self._empty_infos
         space = self.observation_space
         return self._goal_rewards(
             np.array(achieved_goals, dtype=space["achieved_goal"].dtype),
@@ -360,7 +367,7 @@ class FastHerReplayBuffer(HerReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in (*DERIVED, "_current_ep_start", "_goal_rewards", "_drawn", "_spare_step"):
+        for name in (*DERIVED, "_current_ep_start", "_goal_rewards", "_empty_infos", "_drawn", "_spare_step"):
             del state[name]
         state["_last_step"] = self._last_step.records
         return state
