@@ -66,6 +66,9 @@ class ShiftingGoalEnv(GoalEnv):
 
     shift = 0.0
 
+    def change_rewards(self, shift: float) -> None:
+        self.shift = shift
+
     def compute_reward(self, achieved_goal, desired_goal, infos):
         return super().compute_reward(achieved_goal, desired_goal, infos) + self.shift
 

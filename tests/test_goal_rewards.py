@@ -61,7 +61,7 @@ def test_the_vec_env_is_asked_for_good_once_it_differs():
     rewards = GoalRewards(env)
     for _ in range(3):
         rewards(ACHIEVED, DESIRED, INFOS)
-    env.env_method("__setattr__", "shift", 5.0)
+    env.env_method("change_rewards", 5.0)
     with pytest.warns(UserWarning, match="made from its spec, computes other rewards"):
         assert rewards(ACHIEVED, DESIRED, INFOS).tolist() == [5, 4, 5]
     n_calls = env.n_calls

@@ -1,5 +1,6 @@
 """Rewards of transitions whose goal was replaced."""
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -14,9 +15,9 @@ class GoalRewards:
     """
     The ``compute_reward()`` of an environment, without asking another process for it where that can be avoided.
 
-    An environment that lives in another process is made once more here, from its ``spec``, only to call its
-    ``compute_reward()``. What that gives is compared with what the VecEnv gives at the 1st, 2nd, 4th, 8th, ... call; once
-    they differ, the VecEnv is asked for good.
+    An environment that lives in another process is made once more here, from its ``spec`` (without wrappers that can't be made
+    from it), only to call its ``compute_reward()``. What that gives is compared with what the VecEnv gives at the 1st, 2nd,
+    4th, 8th, ... call; once they differ, the VecEnv is asked for good.
 
     :param env: The training environment
     :param source: "auto", or "vec_env" to always ask the VecEnv
@@ -64,7 +65,9 @@ class GoalRewards:
             spec = self.env.get_attr("spec", indices=[0])[0]
             if spec is None:
                 raise ValueError("it has no spec")
-            return gym.make(spec)
+            # SB3's Monitor, for one, does not say how to make it again
+            wrappers = tuple(wrapper for wrapper in spec.additional_wrappers if wrapper.kwargs is not None)
+            return gym.make(dataclasses.replace(spec, additional_wrappers=wrappers))
         except Exception as error:  # whatever the constructor of an environment may raise
             self._stay_with_vec_env(f"no second environment could be made: {type(error).__name__}: {error}")
             return None
