@@ -2,6 +2,7 @@
 
 import warnings
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from stable_baselines3.common.env_util import make_vec_env
@@ -73,11 +74,23 @@ def test_the_vec_env_is_asked_for_good_once_it_differs():
 
 def test_an_environment_without_spec_is_asked_through_the_vec_env():
     env = CountingVecEnv([ShiftingGoalEnv, ShiftingGoalEnv])
-    with pytest.warns(UserWarning, match="it has no spec.*reward_source: vec_env"):
+    with pytest.warns(UserWarning, match="no second environment could be made.*reward_source: vec_env"):
         rewards = GoalRewards(env)
     assert rewards(ACHIEVED, DESIRED, INFOS).tolist() == [0, -1, 0]
     assert env.n_calls == 1
     env.close()
+
+
+def test_a_spec_that_can_not_be_pickled_does_no_harm():
+    """SubprocVecEnv's worker would die of it."""
+    gym.register("LocalGoalEnv-v0", lambda: make_goal_envs([5]).envs[0])
+    spec = gym.spec("LocalGoalEnv-v0")
+    env = CountingVecEnv([spec.make])
+    with pytest.warns(UserWarning, match="no second environment could be made"):
+        rewards = GoalRewards(env)
+    assert rewards(ACHIEVED, DESIRED, INFOS).tolist() == [0, -1, 0]
+    env.close()
+    del gym.registry["LocalGoalEnv-v0"]
 
 
 def test_rewards_that_are_not_vectorized_are_an_error():

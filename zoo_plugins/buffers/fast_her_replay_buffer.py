@@ -55,7 +55,7 @@ class FastHerReplayBuffer(HerReplayBuffer):
     :param storage: "cpu", or "device" to keep the transitions where the samples go
     :param reward_source: Who computes the rewards of virtual transitions: "auto" or "vec_env", see :class:`GoalRewards`
     :raises ValueError: if an argument has another value, or the observation space lacks a key; from :meth:`add`, if an episode
-        has more than ``buffer_size // n_envs`` steps, or may have by the time limit in the ``spec`` of the environment; from
+        has more than ``buffer_size // n_envs`` steps, or may have by the environment's time limit; from
         :meth:`set_env`, if the environment has other spaces
     """
 
@@ -167,7 +167,9 @@ class FastHerReplayBuffer(HerReplayBuffer):
             if getattr(env, name) != getattr(self, name):
                 raise ValueError(f"the replay buffer is for {name} {getattr(self, name)}, not {getattr(env, name)}")
         self.env = env
-        self._goal_rewards = None
+        if self._goal_rewards is not None:
+            self._goal_rewards.close()
+            self._goal_rewards = None
         if env.num_envs != self.n_envs:
             self._change_n_envs(env.num_envs)
 
@@ -384,13 +386,10 @@ def find_time_limit(env: VecEnv) -> int | None:
     Find out how many steps an episode may have.
 
     :param env: The environment
-    :return: the limit in its ``spec``, None if it has none
+    :return: the limit of its ``TimeLimit`` wrapper, None if it has none
     """
-    try:
-        spec = env.get_attr("spec", indices=[0])[0]
-    except AttributeError:
-        return None
-    return getattr(spec, "max_episode_steps", None)
+    # Asked for an attribute that is not there, a worker of SubprocVecEnv would die
+    return max(env.get_attr("_max_episode_steps")) if env.has_attr("_max_episode_steps") else None
 
 
 def _check_word(name: str, word: str, valid: Collection[str]) -> None:

@@ -1,6 +1,7 @@
 """Rewards of transitions whose goal was replaced."""
 
 import dataclasses
+import pickle
 import warnings
 from typing import Any
 
@@ -62,9 +63,10 @@ class GoalRewards:
 
     def _make_local_env(self) -> gym.Env[Any, Any] | None:
         try:
+            # A worker of SubprocVecEnv dies of a spec that can't be pickled: look at the one of the same name here first
+            name = self.env.env_method("__str__", indices=[0])[0]
+            pickle.dumps(gym.spec(name.rstrip(">").rpartition("<")[2]))
             spec = self.env.get_attr("spec", indices=[0])[0]
-            if spec is None:
-                raise ValueError("it has no spec")
             # SB3's Monitor, for one, does not say how to make it again
             wrappers = tuple(wrapper for wrapper in spec.additional_wrappers if wrapper.kwargs is not None)
             return gym.make(dataclasses.replace(spec, additional_wrappers=wrappers))
@@ -72,13 +74,19 @@ class GoalRewards:
             self._stay_with_vec_env(f"no second environment could be made: {type(error).__name__}: {error}")
             return None
 
+    def close(self) -> None:
+        """Close the environment that was made here."""
+        if self.local_env is not None:
+            self.local_env.close()
+            self.local_env = None
+
     def _stay_with_vec_env(self, reason: str) -> None:
         warnings.warn(
             f"rewards of replaced goals are asked of the VecEnv, which takes longer: {reason}. "
             "replay_buffer_kwargs: {reward_source: vec_env} does so without this warning",
             stacklevel=2,
         )
-        self.local_env = None
+        self.close()
 
 
 def _as_rewards(rewards: Any, n: int) -> np.ndarray:
