@@ -1,7 +1,7 @@
 """Goal environments whose observations tell which environment, episode and step they are from."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -19,14 +19,24 @@ class GoalEnv(gym.Env):
     :param number: Number of this environment
     :param terminates: Whether episodes end as terminated, not truncated
     :param info: Whether the info dict is ``{"t": t}``
+    :param render_mode: "rgb_array" for black frames
     """
 
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
     observation_space = spaces.Dict(
         observation=spaces.Box(-np.inf, np.inf, (3,), np.float32), achieved_goal=GOAL, desired_goal=GOAL
     )
     action_space = spaces.Box(-1, 1, (1,), np.float32)
 
-    def __init__(self, length: int | Sequence[int] = 5, number: int = 0, terminates: bool = False, info: bool = False):
+    def __init__(
+        self,
+        length: int | Sequence[int] = 5,
+        number: int = 0,
+        terminates: bool = False,
+        info: bool = False,
+        render_mode: str | None = None,
+    ):
+        self.render_mode = render_mode
         self.lengths = [length] if isinstance(length, int) else list(length)
         self.number, self.terminates, self.info = number, terminates, info
         self.episode, self.t = -1, 0
@@ -51,6 +61,9 @@ class GoalEnv(gym.Env):
         info = {"t": self.t} if self.info else {}
         reward = float(compute_reward(obs["achieved_goal"], obs["desired_goal"]))
         return obs, reward, ends and self.terminates, ends and not self.terminates, info
+
+    def render(self):
+        return np.zeros((32, 32, 3), np.uint8)
 
     def compute_reward(self, achieved_goal, desired_goal, infos):
         self.reward_calls.append((achieved_goal, desired_goal, infos))
