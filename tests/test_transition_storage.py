@@ -33,7 +33,17 @@ def test_records_come_back_as_they_were_stored(device):
     assert fields["big"].tolist() == [4, 3, 1, 0]
     assert fields["flag"].tolist() == [[4], [3], [1], [0]]
     assert fields["numbers"][1].tolist() == [[3, 4, 5], [6, 7, 8]]
-    np.testing.assert_array_equal(LAYOUT.to_numpy(taken)[:1], make_records([4]))
+    np.testing.assert_array_equal(LAYOUT.move(taken, None)[:1], make_records([4]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("target", DEVICES)
+def test_records_move(device, target):
+    records = LAYOUT.zeros(2, device)
+    LAYOUT.put(records, slice(0, 2), make_records([5, 6]))
+    moved = LAYOUT.move(records, target)
+    assert isinstance(moved, np.ndarray if target is None else th.Tensor)
+    assert LAYOUT.fields(moved)["big"].tolist() == [5, 6]
 
 
 @pytest.mark.parametrize("device", DEVICES)

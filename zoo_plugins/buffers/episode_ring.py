@@ -23,7 +23,7 @@ class EpisodeRing:
 
     def __init__(self, n_steps: int, n_envs: int):
         self.n_steps, self.n_envs = n_steps, n_envs
-        self.n_used = 0
+        self.n_used = 0  # steps
         # First step and length of the episode of a row, side by side because they are looked up together
         self._table = np.zeros((n_steps * n_envs, 2), np.int32)
         self._view_table()
@@ -39,24 +39,29 @@ class EpisodeRing:
 
     def add_step(self, pos: int) -> None:
         """
-        Overwrite a step by the next one of the running episodes.
+        Go on to the next step of the running episodes.
 
-        :param pos: The step
+        :param pos: Where in the ring it is: after the last one
         :raises ValueError: if it is the first step of a running episode
         """
-        if (self.running_length == self.n_steps).any():
-            raise ValueError(f"an episode has more than {self.n_steps} steps")
-        overwritten = np.flatnonzero(self.length[pos])
-        for env in overwritten:
+        if self.n_used < self.n_steps:
+            self.n_used += 1
+        else:
+            if (self.running_length == self.n_steps).any():
+                raise ValueError(f"an episode has more than {self.n_steps} steps")
+            if self.length[pos].any():
+                self._drop_episodes(pos)
+        self.start[pos] = self.running_start
+        self.running_length += 1
+
+    def _drop_episodes(self, pos: int) -> None:
+        """Let no transition of the episodes that start at a step be drawn again."""
+        for env in np.flatnonzero(self.length[pos]):
             length = int(self.length[pos, env])
             self.length[self._steps(pos, length), env] = 0
             self._piece_start[env] = (pos + length) % self.n_steps
             self._piece_length[env] -= length
-        if len(overwritten):
-            self._measure_pieces()
-        self.n_used = max(self.n_used, pos + 1)
-        self.start[pos] = self.running_start
-        self.running_length += 1
+        self._measure_pieces()
 
     def finish(self, env: int) -> None:
         """

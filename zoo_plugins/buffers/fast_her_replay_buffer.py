@@ -229,13 +229,14 @@ class FastHerReplayBuffer(HerReplayBuffer):
         step = self._spare_step
         timeouts = [info.get("TimeLimit.truncated", False) for info in infos] if self.handle_timeout_termination else False
         step.fill(obs, next_obs, action, reward, done, timeouts)
-        for env_idx in np.flatnonzero(self._episodes.running_length * ~step.follows(self._last_step)):
-            self._truncate(int(env_idx))
-        if (self._episodes.running_length == self.buffer_size).any():
-            raise self._too_small(f"an episode has at least {self.buffer_size + 1}", self.buffer_size + 1)
-
+        for env_idx in step.find_breaks(self._last_step):
+            if self._episodes.running_length[env_idx]:
+                self._truncate(int(env_idx))
         self._move_storage()
-        self._episodes.add_step(self.pos)
+        try:
+            self._episodes.add_step(self.pos)
+        except ValueError as error:
+            raise self._too_small(f"an episode has at least {self.buffer_size + 1}", self.buffer_size + 1) from error
         self._transitions.put_step(self.pos, step)
         if self.copy_info_dict:
             self.infos[self.pos] = [info.copy() for info in infos]
@@ -282,7 +283,10 @@ class FastHerReplayBuffer(HerReplayBuffer):
             self._drawn = self._draw(max(n_batches, 1), batch_size)
         self._n_sampled += 1
         layout = self._transitions.step_layout
-        fields = layout.fields(layout.to_device(self._drawn.pop(), self.device))
+        records = self._drawn.pop()
+        if isinstance(records, np.ndarray) and self.device.type != "cpu":
+            records = layout.move(records, self.device)
+        fields = layout.fields(records)
         observations, next_observations = self._read_observations(fields, env)
         rewards = fields["rewards"] if env is None else normalize_rewards(fields["rewards"], env)
         return DictReplayBufferSamples(

@@ -58,17 +58,6 @@ class RecordLayout:
             index = rows if isinstance(rows, slice) else th.from_numpy(rows).to(records.device)
             records[index] = th.from_numpy(as_bytes(values)).to(records.device)
 
-    def to_numpy(self, records: Any) -> np.ndarray:
-        """
-        Bring records to main memory.
-
-        :param records: What :meth:`zeros` or :meth:`take` made
-        :return: a structured array; the same one if it was one
-        """
-        if isinstance(records, np.ndarray):
-            return records
-        return records.cpu().numpy().view(self.dtype).reshape(-1)
-
     def fields(self, records: Any) -> dict[str, Any]:
         """
         See the fields of records.
@@ -84,17 +73,17 @@ class RecordLayout:
             views[name] = column.reshape(len(records), *dtype.shape)
         return views
 
-    def to_device(self, records: Any, device: th.device) -> Any:
+    def move(self, records: Any, device: th.device | None) -> Any:
         """
-        Bring records to a device, in one piece.
+        Bring records elsewhere, in one piece.
 
         :param records: What :meth:`zeros` or :meth:`take` made
-        :param device: The device; for the CPU, a structured array is where it has to be
+        :param device: Where to, None for a structured array
         :return: records, not copied if they were there
         """
-        if isinstance(records, np.ndarray):
-            return records if device.type == "cpu" else th.from_numpy(as_bytes(records)).to(device)
-        return records.to(device)
+        if device is None:
+            return records if isinstance(records, np.ndarray) else records.cpu().numpy().view(self.dtype).reshape(-1)
+        return (th.from_numpy(as_bytes(records)) if isinstance(records, np.ndarray) else records).to(device)
 
 
 def as_bytes(records: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from zoo_plugins.buffers.records import RecordLayout
+from zoo_plugins.buffers.records import RecordLayout, as_bytes
 
 OUTCOME = ("rewards", "dones", "timeouts")
 
@@ -80,6 +80,7 @@ class Step:
 
     def __init__(self, layout: TransitionLayout, n_envs: int):
         self.records: np.ndarray = layout.zeros(n_envs, None)
+        self.bytes = as_bytes(self.records)
         self.fields = layout.fields(self.records)
         self.observations = layout.observations(self.fields, 0)
         self.next_observations = layout.observations(self.fields, 1)
@@ -108,23 +109,24 @@ class Step:
         """
         for views, values in ((self.observations, obs), (self.next_observations, next_obs)):
             for key, view in views.items():
-                view[...] = values[key].reshape(view.shape)
+                value = values[key]
+                view[...] = value if value.shape == view.shape else value.reshape(view.shape)
         self.fields["actions"][...] = actions.reshape(self.fields["actions"].shape)
         self.fields["rewards"][...] = rewards
         self.fields["dones"][...] = dones
         self.fields["timeouts"][...] = timeouts
 
-    def follows(self, last: "Step") -> np.ndarray:
+    def find_breaks(self, last: "Step") -> np.ndarray:
         """
-        Tell which environments are where they were at the end of another step.
+        Find environments that are not where they were at the end of another step.
 
         :param last: The step before this one
-        :return: for each environment. Shape: (n_envs,)
+        :return: their indices
         """
-        same = np.ones(len(self.records), bool)
-        for (bits, _), (_, last_bits) in zip(self._bits, last._bits, strict=True):
-            same &= (bits == last_bits).all(axis=1)
-        return same
+        differences = [bits != last_bits for (bits, _), (_, last_bits) in zip(self._bits, last._bits, strict=True)]
+        if not any(difference.any() for difference in differences):
+            return np.empty(0, np.int64)
+        return np.flatnonzero(np.any([difference.any(axis=1) for difference in differences], axis=0))
 
 
 class FinalObservations:
@@ -150,7 +152,7 @@ class FinalObservations:
         """
         if self.next - self.oldest == len(self.records):
             numbers = np.arange(self.oldest, self.next)
-            kept = self.layout.to_numpy(self.take(numbers))
+            kept = self.layout.move(self.take(numbers), None)
             device = None if isinstance(self.records, np.ndarray) else self.records.device
             self.records = self.layout.zeros(2 * len(self.records), device)
             self.layout.put(self.records, numbers % len(self.records), kept)
@@ -204,11 +206,16 @@ class TransitionStorage:
         self.n_used = 0
         self.step_layout = TransitionLayout(space, shapes, action, 2)
         self.layout = self.step_layout if next_observations else TransitionLayout(space, shapes, action, 1)
-        self.records: Any = self.layout.zeros(self.n_rows, device)
+        self._hold(self.layout.zeros(self.n_rows, device))
         self.finals: FinalObservations | None = None
         if not next_observations:
             self.finals = FinalObservations(TransitionLayout(space, shapes, None, 1), device)
             self.final_numbers = np.full(self.n_rows, -1)
+
+    def _hold(self, records: Any) -> None:
+        self.records = records
+        rows = as_bytes(records) if isinstance(records, np.ndarray) else records
+        self._steps = rows.reshape(-1, self.n_envs, rows.shape[1])
 
     def put_step(self, pos: int, step: Step) -> None:
         """
@@ -217,14 +224,14 @@ class TransitionStorage:
         :param pos: Which one
         :param step: The new one
         """
-        rows = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
-        self.n_used = max(self.n_used, rows.stop)
-        records = step.records
+        self.n_used = max(self.n_used, (pos + 1) * self.n_envs)
+        new = step.bytes
         if self.finals is not None:
+            rows = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
             self.finals.release(int(self.final_numbers[rows].max()))
             self.final_numbers[rows] = -1
-            records = _without_next(records, self.layout)
-        self.layout.put(self.records, rows, records)
+            new = as_bytes(_without_next(step.records, self.layout))
+        self._steps[pos] = new if isinstance(self._steps, np.ndarray) else th.from_numpy(new)
 
     def end_episode(self, row: int, record: np.ndarray) -> None:
         """
@@ -289,11 +296,11 @@ class TransitionStorage:
         :param old_rows: Transitions of a finished episode. Shape: (length,)
         :param rows: Where to copy them. Shape: (length,)
         """
-        self.layout.put(self.records, rows, other.layout.to_numpy(other.layout.take(other.records, old_rows)))
+        self.layout.put(self.records, rows, other.layout.move(other.layout.take(other.records, old_rows), None))
         self.n_used = max(self.n_used, int(rows.max()) + 1)
         if self.finals is not None and other.finals is not None:
             final = other.finals.take(other.final_numbers[old_rows[-1:]])
-            self.final_numbers[rows[-1]] = self.finals.append(other.finals.layout.to_numpy(final))
+            self.final_numbers[rows[-1]] = self.finals.append(other.finals.layout.move(final, None))
 
     def move_to(self, device: th.device | None) -> bool:
         """
@@ -306,25 +313,25 @@ class TransitionStorage:
         # "cuda" is any of them
         if current == device or (current and device and current.type == device.type and device.index is None):
             return False
-        for holder in (self, self.finals) if self.finals is not None else (self,):
-            records = holder.layout.to_numpy(holder.records)
-            holder.records = holder.layout.zeros(len(records), device)
-            holder.layout.put(holder.records, slice(0, len(records)), records)
+        self._hold(self.layout.move(self.records, device))
+        if self.finals is not None:
+            self.finals.records = self.finals.layout.move(self.finals.records, device)
         return True
 
     def __getstate__(self) -> dict[str, Any]:
         # What was never written needs no space in a file; files are opened on other machines
         state = self.__dict__.copy()
-        state["records"] = self.layout.to_numpy(self.records[: self.n_used])
+        del state["_steps"]
+        state["records"] = self.layout.move(self.records[: self.n_used], None)
         if self.finals is not None:
             state["finals"] = finals = FinalObservations.__new__(FinalObservations)
-            finals.__dict__.update(self.finals.__dict__, records=self.finals.layout.to_numpy(self.finals.records))
+            finals.__dict__.update(self.finals.__dict__, records=self.finals.layout.move(self.finals.records, None))
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         used = self.records
-        self.records = self.layout.zeros(self.n_rows, None)
+        self._hold(self.layout.zeros(self.n_rows, None))
         self.layout.put(self.records, slice(0, len(used)), used)
 
 
