@@ -31,7 +31,8 @@ class EpisodeRing:
         self.running_length = np.zeros(n_envs, np.int64)
         self._piece_start = np.zeros(n_envs, np.int64)
         self._piece_length = np.zeros(n_envs, np.int64)
-        self._measure_pieces()
+        self._n_unchecked = 0  # steps
+        self._pieces_changed = True
 
     def _view_table(self) -> None:
         # No length before the episode has ended. Shapes: (n_steps, n_envs)
@@ -44,13 +45,16 @@ class EpisodeRing:
         :param pos: Where in the ring it is: after the last one
         :raises ValueError: if it is the first step of a running episode
         """
+        self._n_unchecked -= 1
+        if self._n_unchecked < 0:
+            # As long as this, no running episode can reach its own start
+            self._n_unchecked = self.n_steps - int(self.running_length.max()) - 1
+            if self._n_unchecked < 0:
+                raise ValueError(f"an episode has more than {self.n_steps} steps")
         if self.n_used < self.n_steps:
             self.n_used += 1
-        else:
-            if (self.running_length == self.n_steps).any():
-                raise ValueError(f"an episode has more than {self.n_steps} steps")
-            if self.length[pos].any():
-                self._drop_episodes(pos)
+        elif self.length[pos].any():
+            self._drop_episodes(pos)
         self.start[pos] = self.running_start
         self.running_length += 1
 
@@ -61,7 +65,7 @@ class EpisodeRing:
             self.length[self._steps(pos, length), env] = 0
             self._piece_start[env] = (pos + length) % self.n_steps
             self._piece_length[env] -= length
-        self._measure_pieces()
+        self._pieces_changed = True
 
     def finish(self, env: int) -> None:
         """
@@ -76,12 +80,12 @@ class EpisodeRing:
         self._piece_length[env] += length
         self.running_start[env] = (start + length) % self.n_steps
         self.running_length[env] = 0
-        self._measure_pieces()
+        self._pieces_changed = True
 
     @property
     def n_finished(self) -> int:
         """Number of transitions that can be drawn."""
-        return int(self._piece_ends[-1])
+        return int(self._piece_length.sum())
 
     def draw(self, n: int) -> np.ndarray:
         """
@@ -90,6 +94,8 @@ class EpisodeRing:
         :param n: How many
         :return: rows. Shape: (n,)
         """
+        if self._pieces_changed:
+            self._measure_pieces()
         ordinals = (np.random.random_sample(n) * self._piece_ends[-1]).astype(np.int64)
         envs = np.searchsorted(self._piece_ends, ordinals, side="right")
         steps = ordinals + self._piece_shifts[envs]
@@ -158,6 +164,7 @@ class EpisodeRing:
 
     def _measure_pieces(self) -> None:
         """Prepare draws: the n-th transition, counted over all pieces, is at step ``n + shift`` of its environment."""
+        self._pieces_changed = False
         self._piece_ends = np.cumsum(self._piece_length)
         self._piece_shifts = self._piece_start + self._piece_length - self._piece_ends
 

@@ -115,7 +115,7 @@ class FastHerReplayBuffer(HerReplayBuffer):
             self.buffer_size,
             self.n_envs,
             next_observations=not self.optimize_memory_usage,
-            device=self._storage_device(),
+            device=self.device if self.storage == "device" else None,
         )
         self.infos = np.empty((self.buffer_size if self.copy_info_dict else 0, self.n_envs), dtype=object)
         # The step that was added last, and one to put the next one together in
@@ -143,12 +143,9 @@ class FastHerReplayBuffer(HerReplayBuffer):
         self._drawn: list[Any] = []  # records of a batch each
         self._n_sampled, self._n_expected = 0, 1
 
-    def _storage_device(self) -> th.device | None:
-        return self.device if self.storage == "device" else None
-
     def _move_storage(self) -> None:
         # After loading; SB3 sets the device when all else is in place
-        if self._transitions.move_to(self._storage_device()):
+        if self.storage == "device" and self._transitions.move_to(self.device):
             self._make_derived()
 
     # Environment
@@ -226,8 +223,10 @@ class FastHerReplayBuffer(HerReplayBuffer):
         """
         if self.pos == 0 and not self.full:
             self._check_time_limit()
-        step = self._spare_step
-        timeouts = [info.get("TimeLimit.truncated", False) for info in infos] if self.handle_timeout_termination else False
+        step, ended = self._spare_step, np.asarray(done).nonzero()[0]
+        # A timeout has a meaning only where an episode ends
+        look_at_infos = self.handle_timeout_termination and len(ended)
+        timeouts = [info.get("TimeLimit.truncated", False) for info in infos] if look_at_infos else False
         step.fill(obs, next_obs, action, reward, done, timeouts)
         for env_idx in step.find_breaks(self._last_step):
             if self._episodes.running_length[env_idx]:
@@ -243,7 +242,7 @@ class FastHerReplayBuffer(HerReplayBuffer):
         self._last_step, self._spare_step = step, self._last_step
         self.pos = (self.pos + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
-        for env_idx in np.flatnonzero(done):
+        for env_idx in ended:
             self._compute_episode_length(int(env_idx))
 
         if self._n_sampled:

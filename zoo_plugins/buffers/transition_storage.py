@@ -123,10 +123,11 @@ class Step:
         :param last: The step before this one
         :return: their indices
         """
-        differences = [bits != last_bits for (bits, _), (_, last_bits) in zip(self._bits, last._bits, strict=True)]
-        if not any(difference.any() for difference in differences):
+        pairs = [(bits, last_bits) for (bits, _), (_, last_bits) in zip(self._bits, last._bits, strict=True)]
+        # Nearly always, and found out several times faster
+        if all(bits.tobytes() == last_bits.tobytes() for bits, last_bits in pairs):
             return np.empty(0, np.int64)
-        return np.flatnonzero(np.any([difference.any(axis=1) for difference in differences], axis=0))
+        return np.flatnonzero(np.any([(bits != last_bits).any(axis=1) for bits, last_bits in pairs], axis=0))
 
 
 class FinalObservations:
@@ -302,16 +303,19 @@ class TransitionStorage:
             final = other.finals.take(other.final_numbers[old_rows[-1:]])
             self.final_numbers[rows[-1]] = self.finals.append(other.finals.layout.move(final, None))
 
-    def move_to(self, device: th.device | None) -> bool:
+    def move_to(self, device: th.device) -> bool:
         """
-        Keep the transitions elsewhere.
+        Keep the transitions in a tensor on a device.
 
-        :param device: Where to, None for main memory
+        :param device: The device
         :return: whether they were not there yet
         """
-        current = None if isinstance(self.records, np.ndarray) else self.records.device
         # "cuda" is any of them
-        if current == device or (current and device and current.type == device.type and device.index is None):
+        if (
+            isinstance(self.records, th.Tensor)
+            and self.records.device.type == device.type
+            and (device.index in (None, self.records.device.index))
+        ):
             return False
         self._hold(self.layout.move(self.records, device))
         if self.finals is not None:
