@@ -16,7 +16,7 @@ DEVICES = [None, th.device("cpu")]
 
 
 def make_records(numbers: list[int]) -> np.ndarray:
-    records = LAYOUT.zeros(len(numbers), None)
+    records = LAYOUT.zeros(len(numbers))
     for i, number in enumerate(numbers):
         records[i] = (number % 100, number, np.arange(6).reshape(2, 3) + number)
     return records
@@ -24,7 +24,7 @@ def make_records(numbers: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_records_come_back_as_they_were_stored(device):
-    records = LAYOUT.zeros(10, device)
+    records = LAYOUT.move(LAYOUT.zeros(10), device)
     stored = make_records([3, 1, 4])
     LAYOUT.put(records, np.array([7, 0, 2]), stored)
     LAYOUT.put(records, slice(4, 6), stored[:2])
@@ -39,7 +39,7 @@ def test_records_come_back_as_they_were_stored(device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("target", DEVICES)
 def test_records_move(device, target):
-    records = LAYOUT.zeros(2, device)
+    records = LAYOUT.move(LAYOUT.zeros(2), device)
     LAYOUT.put(records, slice(0, 2), make_records([5, 6]))
     moved = LAYOUT.move(records, target)
     assert isinstance(moved, np.ndarray if target is None else th.Tensor)
@@ -48,7 +48,7 @@ def test_records_move(device, target):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_fields_are_views(device):
-    records = LAYOUT.zeros(2, device)
+    records = LAYOUT.move(LAYOUT.zeros(2), device)
     LAYOUT.fields(records)["numbers"][1] = 5
     LAYOUT.fields(records)["big"][0] = 7
     assert LAYOUT.fields(records)["numbers"].tolist() == [[[0] * 3] * 2, [[5] * 3] * 2]
@@ -58,7 +58,8 @@ def test_fields_are_views(device):
 @given(st.lists(st.sampled_from([None] * 5 + [1, 2]), min_size=20, max_size=100), st.sampled_from(DEVICES))
 def test_last_observations_are_kept_until_they_are_released(operations, device):
     """None appends a record; a number releases as many of the oldest."""
-    finals = FinalObservations(LAYOUT, device)
+    finals = FinalObservations(LAYOUT)
+    finals.records = LAYOUT.move(finals.records, device)
     kept: deque[tuple[int, int]] = deque()
     for step, operation in enumerate(operations):
         if operation is None:

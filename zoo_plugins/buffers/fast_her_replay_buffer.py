@@ -115,7 +115,6 @@ class FastHerReplayBuffer(HerReplayBuffer):
             self.buffer_size,
             self.n_envs,
             next_observations=not self.optimize_memory_usage,
-            device=self.device if self.storage == "device" else None,
         )
         self.infos = np.empty((self.buffer_size if self.copy_info_dict else 0, self.n_envs), dtype=object)
         # The step that was added last, and one to put the next one together in
@@ -144,7 +143,7 @@ class FastHerReplayBuffer(HerReplayBuffer):
         self._n_sampled, self._n_expected = 0, 1
 
     def _move_storage(self) -> None:
-        # After loading; SB3 sets the device when all else is in place
+        # Not before it is needed: after loading, SB3 sets the device when all else is in place
         if self.storage == "device" and self._transitions.move_to(self.device):
             self._make_derived()
 

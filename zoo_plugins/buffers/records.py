@@ -11,7 +11,7 @@ class RecordLayout:
     """
     Where each field of a record is.
 
-    Records are a structured array in main memory, or rows of bytes in a tensor on another device.
+    Records are a structured array of shape (n_records,), or a tensor of bytes of shape (n_records, n_bytes), on any device.
 
     :param fields: NumPy dtype and shape of each field, by name
     """
@@ -19,23 +19,20 @@ class RecordLayout:
     def __init__(self, fields: Mapping[str, tuple[Any, tuple[int, ...]]]):
         self.dtype = np.dtype([(name, dtype, shape) for name, (dtype, shape) in fields.items()], align=True)
 
-    def zeros(self, n_records: int, device: th.device | None) -> Any:
+    def zeros(self, n_records: int) -> np.ndarray:
         """
         Make records of zeros.
 
         :param n_records: Their number
-        :param device: Where to, None for a NumPy array
-        :return: a structured array of shape (n_records,), or a tensor of bytes of shape (n_records, n_bytes)
+        :return: structured array of shape (n_records,)
         """
-        if device is None:
-            return np.zeros(n_records, self.dtype)
-        return th.zeros((n_records, self.dtype.itemsize), dtype=th.uint8, device=device)
+        return np.zeros(n_records, self.dtype)
 
     def take(self, records: Any, rows: np.ndarray) -> Any:
         """
         Copy some records.
 
-        :param records: What :meth:`zeros` made
+        :param records: Structured array, or tensor of bytes
         :param rows: Indices of records. Shape: (n,)
         :return: n records, of the same kind
         """
@@ -47,7 +44,7 @@ class RecordLayout:
         """
         Overwrite some records.
 
-        :param records: What :meth:`zeros` made
+        :param records: Structured array, or tensor of bytes
         :param rows: Indices of records
         :param values: As many new ones, as a structured array
         """
@@ -62,7 +59,7 @@ class RecordLayout:
         """
         See the fields of records.
 
-        :param records: What :meth:`zeros` or :meth:`take` made
+        :param records: Structured array, or tensor of bytes
         :return: views of shape (n_records, *field_shape) by name: arrays, or tensors for records that are one
         """
         if isinstance(records, np.ndarray):
@@ -77,7 +74,7 @@ class RecordLayout:
         """
         Bring records elsewhere, in one piece.
 
-        :param records: What :meth:`zeros` or :meth:`take` made
+        :param records: Structured array, or tensor of bytes
         :param device: Where to, None for a structured array
         :return: records, not copied if they were there
         """

@@ -79,7 +79,7 @@ class Step:
     """
 
     def __init__(self, layout: TransitionLayout, n_envs: int):
-        self.records: np.ndarray = layout.zeros(n_envs, None)
+        self.records: np.ndarray = layout.zeros(n_envs)
         self.bytes = as_bytes(self.records)
         self.fields = layout.fields(self.records)
         self.observations = layout.observations(self.fields, 0)
@@ -135,12 +135,11 @@ class FinalObservations:
     Last observations of episodes, for a storage that has no next observations: first in, first out.
 
     :param layout: Layout of an observation
-    :param device: Where to keep them, None for main memory
     """
 
-    def __init__(self, layout: RecordLayout, device: th.device | None):
+    def __init__(self, layout: RecordLayout):
         self.layout = layout
-        self.records: Any = layout.zeros(16, device)
+        self.records: Any = layout.zeros(16)
         self.oldest = 0  # number of the oldest one that is kept
         self.next = 0
 
@@ -155,7 +154,7 @@ class FinalObservations:
             numbers = np.arange(self.oldest, self.next)
             kept = self.layout.move(self.take(numbers), None)
             device = None if isinstance(self.records, np.ndarray) else self.records.device
-            self.records = self.layout.zeros(2 * len(self.records), device)
+            self.records = self.layout.move(self.layout.zeros(2 * len(self.records)), device)
             self.layout.put(self.records, numbers % len(self.records), kept)
         self.layout.put(self.records, np.array([self.next % len(self.records)]), record)
         self.next += 1
@@ -190,7 +189,6 @@ class TransitionStorage:
     :param n_envs: Number of environments
     :param next_observations: Whether a transition has its next observation with it. If not, it is looked up in the
         transition after it, or among the last observations of episodes
-    :param device: Where to keep them, None for main memory
     """
 
     def __init__(
@@ -201,16 +199,15 @@ class TransitionStorage:
         n_steps: int,
         n_envs: int,
         next_observations: bool = True,
-        device: th.device | None = None,
     ):
         self.n_rows, self.n_envs = n_steps * n_envs, n_envs
         self.n_used = 0
         self.step_layout = TransitionLayout(space, shapes, action, 2)
         self.layout = self.step_layout if next_observations else TransitionLayout(space, shapes, action, 1)
-        self._hold(self.layout.zeros(self.n_rows, device))
+        self._hold(self.layout.zeros(self.n_rows))
         self.finals: FinalObservations | None = None
         if not next_observations:
-            self.finals = FinalObservations(TransitionLayout(space, shapes, None, 1), device)
+            self.finals = FinalObservations(TransitionLayout(space, shapes, None, 1))
             self.final_numbers = np.full(self.n_rows, -1)
 
     def _hold(self, records: Any) -> None:
@@ -259,7 +256,7 @@ class TransitionStorage:
             return records
         fields, following = self.layout.fields(records), self._take_next(rows)
         device = None if isinstance(records, np.ndarray) else records.device
-        both = self.step_layout.zeros(len(rows), device)
+        both = self.step_layout.move(self.step_layout.zeros(len(rows)), device)
         for name, field in self.step_layout.fields(both).items():
             if name in following:
                 field[:, :1], field[:, 1:] = fields[name], following[name]
@@ -335,7 +332,7 @@ class TransitionStorage:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         used = self.records
-        self._hold(self.layout.zeros(self.n_rows, None))
+        self._hold(self.layout.zeros(self.n_rows))
         self.layout.put(self.records, slice(0, len(used)), used)
 
 
