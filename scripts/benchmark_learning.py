@@ -84,28 +84,39 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
     return {"settings": settings, **progress(), "episodes": episodes}
 
 
-def run(settings: dict[str, Any], folder: Path, resume: bool) -> dict[str, Any]:
+def run_all(
+    script: str, settings: dict[str, dict[str, Any]], output: Path, jobs: int, resume: bool
+) -> dict[str, dict[str, Any]]:
     """
-    Train one side in a process of its own, and write what it returns.
+    Train in processes of their own, and write what each returns to a folder beside the report as soon as it has ended.
 
-    :param settings: All that decides about the result
-    :param folder: Where to write it
-    :param resume: Read it, if it was written before, with the same settings
-    :return: what train() returns
+    :param script: Path of the script, whose option ``--settings`` trains
+    :param settings: All that decides about the result, by name of the run
+    :param output: Path of the report, without suffix
+    :param jobs: Number of processes at the same time
+    :param resume: Keep what was written before, with the same settings
+    :return: what the processes return, by name of the run
     """
-    name = f"{settings['env']} seed {settings['seed']} {settings['side']}"
-    path = folder / f"{settings['env']}-{settings['side']}-{settings['seed']}.json"
-    if resume and path.is_file():
-        found: dict[str, Any] = json.loads(path.read_text())
-        if found["settings"] == settings:
-            return found
-        print(f"{name}: the settings have changed since its last run", flush=True)
-    done = run_alone(__file__, "--settings", json.dumps(settings))
-    # Written aside first, so that there is never half a file, wherever it is interrupted
-    path.with_suffix(".new").write_text(json.dumps(done, separators=(",", ":")) + "\n")
-    path.with_suffix(".new").replace(path)
-    print(f"{name}: {done['cpu']:.1f} s, {done['timesteps'] / done['cpu']:.0f} fps", flush=True)
-    return done
+    folder = output.with_name(f"{output.name}-runs")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def run(name: str) -> dict[str, Any]:
+        path = folder / f"{name}.json"
+        if resume and path.is_file():
+            found: dict[str, Any] = json.loads(path.read_text())
+            if found["settings"] == settings[name]:
+                return found
+            print(f"{name}: the settings have changed since its last run", flush=True)
+        start = time.perf_counter()
+        done = run_alone(script, "--settings", json.dumps(settings[name]))
+        # Written aside first, so that there is never half a file, wherever it is interrupted
+        path.with_suffix(".new").write_text(json.dumps(done, separators=(",", ":")) + "\n")
+        path.with_suffix(".new").replace(path)
+        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
+        return done
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(zip(settings, pool.map(run, settings), strict=True))
 
 
 def rolling_mean(returns: Array, window: int = WINDOW) -> Array:
@@ -436,7 +447,7 @@ def main() -> None:
         raise SystemExit("plots need matplotlib: pip install 'zoo-plugins[plots]'")
 
     settings = {
-        (env_id, side, seed): {
+        f"{env_id}-{side}-{seed}": {
             "env": env_id,
             "side": side,
             "seed": seed,
@@ -449,13 +460,12 @@ def main() -> None:
         for env_id in args.envs
         for side in (args.sides if i % 2 == 0 else args.sides[::-1])
     }
-    folder = args.output.with_name(f"{args.output.name}-runs")
-    folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(args.jobs) as pool:
-        done = dict(zip(settings, pool.map(lambda key: run(settings[key], folder, args.resume), settings), strict=True))
+    done = run_all(__file__, settings, args.output, args.jobs, args.resume)
 
     thresholds = {env_id: ENVS[env_id]["threshold"] for env_id in args.envs} | dict(args.thresholds)
-    runs = {env_id: {side: [done[env_id, side, seed] for seed in args.seeds] for side in args.sides} for env_id in args.envs}
+    runs = {
+        env_id: {side: [done[f"{env_id}-{side}-{seed}"] for seed in args.seeds] for side in args.sides} for env_id in args.envs
+    }
     report = {
         "machine": describe_machine(),
         "versions": read_versions(),

@@ -291,7 +291,7 @@ def test_learning_end_to_end(call_main, tmp_path, capsys):
     run["settings"]["hyperparams"]["n_epochs"] += 1
     changed.write_text(json.dumps(run))
     assert call_main(*arguments, "--resume") == [(3, "tuned")]
-    assert f"{CARTPOLE} seed 3 tuned: the settings have changed since its last run" in capsys.readouterr().out
+    assert f"{CARTPOLE}-tuned-3: the settings have changed since its last run" in capsys.readouterr().out
 
 
 def test_a_process_of_its_own():
