@@ -98,6 +98,7 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
     :return: the settings; success rate, timesteps, updates, CPU and wall seconds of learning at each evaluation
     """
     import torch as th
+    from stable_baselines3.common.callbacks import ConvertCallback
     from stable_baselines3.common.env_util import make_vec_env
 
     from zoo_plugins import FastHerReplayBuffer, UpdateRatioCallback
@@ -133,7 +134,7 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
             clock["wall"] += time.perf_counter() - before[1]
         return True
 
-    model.learn(settings["timesteps"], callback=[look, UpdateRatioCallback(settings["gradient_steps"])])  # type: ignore[list-item]
+    model.learn(settings["timesteps"], callback=[ConvertCallback(look), UpdateRatioCallback(settings["gradient_steps"])])
     return {"settings": settings, **found}
 
 
@@ -169,7 +170,7 @@ def summarize(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any
     for side, side_runs in runs.items():
         success = np.array([run["success"][:n_points] for run in side_runs])
         area = success.mean(axis=1) * 100
-        points = np.arange(1, n_points + 1) * float(case["every"])
+        points: Array = np.linspace(case["every"], case["every"] * n_points, n_points)
         to_success = [np.flatnonzero(row >= case["success"]) for row in success]
         times = {
             axis: rounded(

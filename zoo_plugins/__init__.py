@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from zoo_plugins.buffers import FastHerReplayBuffer as FastHerReplayBuffer
     from zoo_plugins.buffers import SequenceDictRolloutBuffer as SequenceDictRolloutBuffer
     from zoo_plugins.buffers import SequenceRolloutBuffer as SequenceRolloutBuffer
+    from zoo_plugins.callbacks import UpdateRatioCallback as UpdateRatioCallback
     from zoo_plugins.registry import AlgoSpec as AlgoSpec
     from zoo_plugins.registry import PluginError as PluginError
 
@@ -25,6 +26,7 @@ _PUBLIC = {
     "SeqRecurrentPPO": "zoo_plugins.algos",
     "SequenceDictRolloutBuffer": "zoo_plugins.buffers",
     "SequenceRolloutBuffer": "zoo_plugins.buffers",
+    "UpdateRatioCallback": "zoo_plugins.callbacks",
 }
 
 __all__ = ["__version__", *_PUBLIC]
