@@ -5,8 +5,7 @@ Three sides: RecurrentPPO with the hyperparameters of rl_zoo3's ppo_lstm.yml ("u
 ("equal"), and SeqRecurrentPPO with those of ppo_lstm_seq.yml ("tuned"). Each run is a process of its own with one torch
 thread. The sides of a seed run one after the other, and the order changes from seed to seed. Time is CPU time of the process,
 which a busy machine inflates less than wall time; wall times are reported beside it. Curves are interquartile means over the
-seeds with bootstrap intervals, after Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical
-Precipice, https://arxiv.org/abs/2108.13264.
+seeds with bootstrap intervals (scripts/curves.py).
 
     python scripts/benchmark_learning.py --jobs 2 --output learning
     python scripts/benchmark_learning.py --jobs 2 --output learning --resume     # go on after an interruption
@@ -27,12 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from recurrent_runs import OUR_FILE, UPSTREAM_FILE, describe_machine, make_model, read_hyperparams, read_versions, run_alone
+from curves import Array, at_points, describe, draw_curve, make_curve, rounded
+from processes import describe_machine, read_versions, run_once
+from recurrent_runs import OUR_FILE, UPSTREAM_FILE, make_model, read_hyperparams
 
 from zoo_plugins.registry import import_object
-
-Array = NDArray[np.float64]
 
 # Timesteps of a run, and the return that an agent has to reach
 ENVS: dict[str, dict[str, int]] = {
@@ -47,7 +45,6 @@ SIDES: dict[str, dict[str, str]] = {
 }
 WINDOW = 20  # episodes in a mean
 POINTS = 50  # of a curve
-RESAMPLES = 2000  # of the bootstrap
 
 
 def train(settings: dict[str, Any]) -> dict[str, Any]:
@@ -84,41 +81,6 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
     return {"settings": settings, **progress(), "episodes": episodes}
 
 
-def run_all(
-    script: str, settings: dict[str, dict[str, Any]], output: Path, jobs: int, resume: bool
-) -> dict[str, dict[str, Any]]:
-    """
-    Train in processes of their own, and write what each returns to a folder beside the report as soon as it has ended.
-
-    :param script: Path of the script, whose option ``--settings`` trains
-    :param settings: All that decides about the result, by name of the run
-    :param output: Path of the report, without suffix
-    :param jobs: Number of processes at the same time
-    :param resume: Keep what was written before, with the same settings
-    :return: what the processes return, by name of the run
-    """
-    folder = output.with_name(f"{output.name}-runs")
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def run(name: str) -> dict[str, Any]:
-        path = folder / f"{name}.json"
-        if resume and path.is_file():
-            found: dict[str, Any] = json.loads(path.read_text())
-            if found["settings"] == settings[name]:
-                return found
-            print(f"{name}: the settings have changed since its last run", flush=True)
-        start = time.perf_counter()
-        done = run_alone(script, "--settings", json.dumps(settings[name]))
-        # Written aside first, so that there is never half a file, wherever it is interrupted
-        path.with_suffix(".new").write_text(json.dumps(done, separators=(",", ":")) + "\n")
-        path.with_suffix(".new").replace(path)
-        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
-        return done
-
-    with ThreadPoolExecutor(jobs) as pool:
-        return dict(zip(settings, pool.map(run, settings), strict=True))
-
-
 def rolling_mean(returns: Array, window: int = WINDOW) -> Array:
     """
     Average over the last episodes.
@@ -131,18 +93,6 @@ def rolling_mean(returns: Array, window: int = WINDOW) -> Array:
     ends = np.arange(1, len(returns) + 1)
     starts = np.maximum(ends - window, 0)
     return (sums[ends] - sums[starts]) / (ends - starts)
-
-
-def at_points(times: Array, values: Array, points: Array) -> Array:
-    """
-    Look up what was known at some points in time.
-
-    :param times: When the values became known, ascending
-    :param values: The values
-    :param points: Points in time
-    :return: the latest value at each point; the first one before there is any
-    """
-    return values[np.maximum(np.searchsorted(times, points, side="right") - 1, 0)]
 
 
 def cut_episodes(run: dict[str, Any]) -> dict[str, Array]:
@@ -187,96 +137,6 @@ def final_return(episodes: dict[str, Array], budget: int) -> float:
     """
     last = episodes["return"][episodes["timesteps"] > 0.9 * budget]
     return float(last.mean() if len(last) else episodes["mean"][-1])
-
-
-def iqm(values: Array, axis: int = 0) -> Array:
-    """
-    Average over the middle half: a quarter of the values, rounded down, is left out at each end.
-
-    :param values: The values
-    :param axis: The axis to average over
-    :return: interquartile means
-    """
-    n_values = values.shape[axis]
-    cut = n_values // 4
-    middle: Array = np.take(np.sort(values, axis=axis), range(cut, n_values - cut), axis=axis)
-    return middle.mean(axis=axis)
-
-
-def bootstrap_interval(values: Array, baseline: Array | None = None) -> tuple[Array, Array]:
-    """
-    Estimate how far an interquartile mean, or the difference of two, may be off, by drawing other seeds from those there are.
-
-    Resampling is stratified: within one environment and side.
-
-    :param values: Values by seed, along the first axis
-    :param baseline: Values to subtract the interquartile mean of
-    :return: lower and upper ends of the 95 % percentile interval
-    """
-    rng = np.random.default_rng(0)
-
-    def resampled(group: Array) -> Array:
-        return iqm(group[rng.integers(len(group), size=(RESAMPLES, len(group)))], axis=1)
-
-    estimates = resampled(values)
-    if baseline is not None:
-        estimates = estimates - resampled(baseline)
-    low, high = np.percentile(estimates, [2.5, 97.5], axis=0)
-    return low, high
-
-
-def describe(values: Array, baseline: Array | None = None) -> dict[str, Any]:
-    """
-    Summarize values of the seeds.
-
-    :param values: Values by seed
-    :param baseline: Values of the side to compare with
-    :return: the values; their interquartile mean, its interval, mean and extremes; and the difference from the baseline
-    """
-    found = {
-        "by_seed": rounded(values),
-        "iqm": rounded(iqm(values)),
-        "interval": rounded(bootstrap_interval(values)),
-        "mean": rounded(values.mean()),
-        "min": rounded(values.min()),
-        "max": rounded(values.max()),
-    }
-    if baseline is not None:
-        found["difference"] = rounded(iqm(values) - iqm(baseline))
-        found["difference_interval"] = rounded(bootstrap_interval(values, baseline))
-    return found
-
-
-def make_curve(points: Array, values: Array) -> dict[str, Any]:
-    """
-    Summarize curves of the seeds.
-
-    :param points: Points in time
-    :param values: Values by seed and point
-    :return: columns: the points, interquartile means, ends of their intervals, means and extremes
-    """
-    low, high = bootstrap_interval(values)
-    return {
-        "x": rounded(points),
-        "iqm": rounded(iqm(values)),
-        "low": rounded(low),
-        "high": rounded(high),
-        "mean": rounded(values.mean(axis=0)),
-        "min": rounded(values.min(axis=0)),
-        "max": rounded(values.max(axis=0)),
-    }
-
-
-def rounded(values: Any) -> Any:
-    """
-    Prepare numbers for JSON, which has no infinity.
-
-    :param values: Numbers of any shape
-    :return: the same as (nested lists of) floats with two decimals, and None for those that are not finite
-    """
-    if np.ndim(values):
-        return [rounded(value) for value in values]
-    return round(float(values), 2) if np.isfinite(values) else None
 
 
 def summarize(env_id: str, runs: dict[str, list[dict[str, Any]]], threshold: float) -> dict[str, Any]:
@@ -396,9 +256,7 @@ def plot(env: dict[str, Any], path: Path) -> None:
     for panel, (axis, label) in zip(panels, {"timesteps": "timesteps", "cpu": "CPU seconds (log)"}.items(), strict=True):
         for i, (side, texts) in enumerate(SIDES.items()):
             if side in env["sides"]:
-                curve = env["sides"][side]["curves"][axis]
-                panel.plot(curve["x"], curve["iqm"], color=f"C{i}", label=texts["label"])
-                panel.fill_between(curve["x"], curve["low"], curve["high"], color=f"C{i}", alpha=0.2, linewidth=0)
+                draw_curve(panel, env["sides"][side]["curves"][axis], f"C{i}", texts["label"])
         panel.axhline(env["threshold"], color="gray", linestyle="--", linewidth=1, label="return to reach")
         panel.set(xlabel=label, ylabel=f"return (mean of the last {WINDOW} episodes)")
         panel.grid(alpha=0.3)
@@ -447,7 +305,7 @@ def main() -> None:
         raise SystemExit("plots need matplotlib: pip install 'zoo-plugins[plots]'")
 
     settings = {
-        f"{env_id}-{side}-{seed}": {
+        (env_id, side, seed): {
             "env": env_id,
             "side": side,
             "seed": seed,
@@ -460,12 +318,17 @@ def main() -> None:
         for env_id in args.envs
         for side in (args.sides if i % 2 == 0 else args.sides[::-1])
     }
-    done = run_all(__file__, settings, args.output, args.jobs, args.resume)
+    folder = args.output.with_name(f"{args.output.name}-runs")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def run(key: tuple[str, str, int]) -> dict[str, Any]:
+        return run_once(__file__, settings[key], folder / f"{'-'.join(map(str, key))}.json", args.resume)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        done = dict(zip(settings, pool.map(run, settings), strict=True))
 
     thresholds = {env_id: ENVS[env_id]["threshold"] for env_id in args.envs} | dict(args.thresholds)
-    runs = {
-        env_id: {side: [done[f"{env_id}-{side}-{seed}"] for seed in args.seeds] for side in args.sides} for env_id in args.envs
-    }
+    runs = {env_id: {side: [done[env_id, side, seed] for seed in args.seeds] for side in args.sides} for env_id in args.envs}
     report = {
         "machine": describe_machine(),
         "versions": read_versions(),

@@ -20,7 +20,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from recurrent_runs import describe_machine, read_versions, run_alone
+from processes import describe_machine, read_versions, run_alone
 
 INSTALL = "pip install -c constraints.txt -e '.[peers]'"
 # Module in scripts/peers, minibatch size and sequence length, in timesteps

@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from recurrent_runs import UPSTREAM_FILE, describe_machine, make_model, read_hyperparams, read_versions, run_alone
+from processes import describe_machine, read_versions, run_alone
+from recurrent_runs import UPSTREAM_FILE, make_model, read_hyperparams
 
 # timesteps, hyperparameters that differ from the YAML's for each side, and the floor and goal of the ratio of whole runs
 CASES: dict[str, dict[str, Any]] = {

@@ -1,13 +1,7 @@
-"""What the benchmarks share: hyperparameters and models of recurrent PPO, processes, and where it all ran."""
+"""What the benchmarks of recurrent PPO share: hyperparameters and models."""
 
 import inspect
-import json
-import os
-import platform
-import subprocess
-import sys
 from collections.abc import Callable
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -20,7 +14,6 @@ if TYPE_CHECKING:
 
 UPSTREAM_FILE = "rl_zoo3:hyperparams/ppo_lstm.yml"
 OUR_FILE = "zoo_plugins:hyperparams/ppo_lstm_seq.yml"
-PACKAGES = ("zoo-plugins", "sb3_contrib", "stable_baselines3", "torch", "gymnasium", "numpy")
 
 
 def read_hyperparams(file: str, env_id: str) -> dict[str, Any]:
@@ -85,38 +78,3 @@ def make_model(
             kwargs["gamma"] = values["gamma"]
         env = VecNormalize(env, **kwargs)
     return cls(env=env, seed=seed, device="cpu", **values)
-
-
-def run_alone(*arguments: str, **environment: str) -> dict[str, Any]:
-    """
-    Run a script in a process of its own, with one thread.
-
-    :param arguments: Path of the script, and its arguments
-    :param environment: Environment variables for it, besides the present ones
-    :return: what it prints in its last line, as JSON
-    :raises SystemExit: if it fails; it has told why
-    """
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run([sys.executable, *arguments], check=False, stdout=subprocess.PIPE, text=True, env=variables)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(arguments)} failed with exit status {done.returncode}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def describe_machine() -> str:
-    """
-    Say what this machine is.
-
-    :return: architecture, cores, system and Python
-    """
-    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
-
-
-def read_versions(*peers: str) -> dict[str, str]:
-    """
-    Look up what is compared, and what it runs on.
-
-    :param peers: Packages besides those that every benchmark uses
-    :return: versions by package
-    """
-    return {name: metadata.version(name) for name in (*PACKAGES, *peers)}

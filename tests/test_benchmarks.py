@@ -7,7 +7,9 @@ from pathlib import Path
 
 import benchmark_learning as learning
 import benchmark_recurrent as recurrent
+import curves
 import numpy as np
+import processes
 import pytest
 import recurrent_runs
 
@@ -40,7 +42,7 @@ def test_rolling_mean():
 
 def test_at_points():
     """A value holds from its time until the next; the first one also before."""
-    found = learning.at_points(np.array([10.0, 20.0]), np.array([1.0, 2.0]), np.array([5.0, 10.0, 19.9, 20.0, 99.0]))
+    found = curves.at_points(np.array([10.0, 20.0]), np.array([1.0, 2.0]), np.array([5.0, 10.0, 19.9, 20.0, 99.0]))
     np.testing.assert_array_equal(found, [1, 1, 1, 2, 2])
 
 
@@ -57,39 +59,39 @@ def test_at_points():
 def test_iqm(values, expected):
     """A quarter of the values, rounded down, is left out at each end, as by scipy.stats.trim_mean."""
     values = np.array(values, dtype=float)
-    assert learning.iqm(values) == pytest.approx(expected)
-    np.testing.assert_allclose(learning.iqm(np.stack([values, values + 1]), axis=1), [expected, expected + 1])
+    assert curves.iqm(values) == pytest.approx(expected)
+    np.testing.assert_allclose(curves.iqm(np.stack([values, values + 1]), axis=1), [expected, expected + 1])
 
 
 def test_interval_of_equal_seeds_is_a_point():
     """Seeds that agree leave no doubt."""
-    low, high = learning.bootstrap_interval(np.array([[1.0, 2.0]] * 5))
+    low, high = curves.bootstrap_interval(np.array([[1.0, 2.0]] * 5))
     np.testing.assert_array_equal([low, high], [[1, 2], [1, 2]])
 
 
 def test_interval_is_that_of_theory():
     """For normal values, the interval is about 1.96 standard errors of the mean on each side, and the same each time."""
     values = np.random.default_rng(1).normal(size=400)
-    low, high = learning.bootstrap_interval(values)
-    assert low < learning.iqm(values) < high
+    low, high = curves.bootstrap_interval(values)
+    assert low < curves.iqm(values) < high
     assert high - low == pytest.approx(2 * 1.96 / math.sqrt(400), rel=0.25)
-    assert learning.bootstrap_interval(values) == (low, high)
+    assert curves.bootstrap_interval(values) == (low, high)
 
 
 def test_interval_of_a_difference():
     """The baseline is resampled by itself, so that its spread widens the interval."""
     rng = np.random.default_rng(2)
     values, baseline = rng.normal(5, 1, size=200), rng.normal(2, 1, size=200)
-    low, high = learning.bootstrap_interval(values, baseline)
+    low, high = curves.bootstrap_interval(values, baseline)
     assert low < 3 < high
-    alone = learning.bootstrap_interval(values)
+    alone = curves.bootstrap_interval(values)
     assert high - low == pytest.approx(math.sqrt(2) * (alone[1] - alone[0]), rel=0.2)
-    assert learning.bootstrap_interval(values, np.full(3, 2.0)) == pytest.approx((alone[0] - 2, alone[1] - 2))
+    assert curves.bootstrap_interval(values, np.full(3, 2.0)) == pytest.approx((alone[0] - 2, alone[1] - 2))
 
 
 def test_rounded():
     """JSON gets numbers, or null where there is none."""
-    found = learning.rounded(np.array([[1.234, math.inf], [math.nan, -2.0]]))
+    found = curves.rounded(np.array([[1.234, math.inf], [math.nan, -2.0]]))
     assert json.loads(json.dumps(found, allow_nan=False)) == [[1.23, None], [None, -2.0]]
 
 
@@ -249,7 +251,7 @@ def call_main(monkeypatch, tmp_path):
         learning.main()
         return list(trained)
 
-    monkeypatch.setattr(learning, "run_alone", run_alone)
+    monkeypatch.setattr(processes, "run_alone", run_alone)
     return call
 
 
@@ -298,7 +300,7 @@ def test_a_process_of_its_own():
     """A run is what the script prints when it is given settings."""
     hyperparams = {"policy": "MlpLstmPolicy", "n_steps": 32, "n_envs": 2, "policy_kwargs": "dict(lstm_hidden_size=8)"}
     settings = {"env": CARTPOLE, "side": "tuned", "seed": 0, "timesteps": 64, "hyperparams": hyperparams}
-    found = recurrent_runs.run_alone(learning.__file__, "--settings", json.dumps(settings))
+    found = processes.run_alone(learning.__file__, "--settings", json.dumps(settings))
     assert found["settings"] == settings
     assert found["timesteps"] == 64
 
@@ -306,7 +308,7 @@ def test_a_process_of_its_own():
 def test_a_process_that_fails(capfd):
     """It tells why by itself; what is raised here is one line."""
     with pytest.raises(SystemExit, match=r"^-c raise SystemExit\('why'\) failed with exit status 1$"):
-        recurrent_runs.run_alone("-c", "raise SystemExit('why')")
+        processes.run_alone("-c", "raise SystemExit('why')")
     assert capfd.readouterr().err == "why\n"
 
 

@@ -1,0 +1,70 @@
+"""What all benchmarks share: processes of their own, runs that are kept, and where it all ran."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("zoo-plugins", "sb3_contrib", "stable_baselines3", "torch", "gymnasium", "numpy")
+
+
+def run_alone(*arguments: str, **environment: str) -> dict[str, Any]:
+    """
+    Run a script in a process of its own, with one thread.
+
+    :param arguments: Path of the script, and its arguments
+    :param environment: Environment variables for it, besides the present ones
+    :return: what it prints in its last line, as JSON
+    :raises SystemExit: if it fails; it has told why
+    """
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run([sys.executable, *arguments], check=False, stdout=subprocess.PIPE, text=True, env=variables)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(arguments)} failed with exit status {done.returncode}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def run_once(script: str, settings: dict[str, Any], path: Path, resume: bool) -> dict[str, Any]:
+    """
+    Train in a process of its own, and write what that returns.
+
+    :param script: Path of a script that takes ``--settings`` and prints its result: the settings, CPU seconds and timesteps
+    :param settings: All that decides about the result
+    :param path: Where to write it; the name of the file tells what was trained
+    :param resume: Read it, if it was written before, with the same settings
+    :return: the result
+    """
+    if resume and path.is_file():
+        found: dict[str, Any] = json.loads(path.read_text())
+        if found["settings"] == settings:
+            return found
+        print(f"{path.stem}: the settings have changed since its last run", flush=True)
+    done = run_alone(script, "--settings", json.dumps(settings))
+    # Written aside first, so that there is never half a file, wherever it is interrupted
+    path.with_suffix(".new").write_text(json.dumps(done, separators=(",", ":")) + "\n")
+    path.with_suffix(".new").replace(path)
+    print(f"{path.stem}: {done['cpu']:.1f} s, {done['timesteps'] / done['cpu']:.0f} fps", flush=True)
+    return done
+
+
+def describe_machine() -> str:
+    """
+    Say what this machine is.
+
+    :return: architecture, cores, system and Python
+    """
+    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+
+
+def read_versions(*peers: str) -> dict[str, str]:
+    """
+    Look up what is compared, and what it runs on.
+
+    :param peers: Packages besides those that every benchmark uses
+    :return: versions by package
+    """
+    return {name: metadata.version(name) for name in (*PACKAGES, *peers)}
