@@ -85,6 +85,7 @@ def test_who_knows_the_zoo():
         ("__init__.py", set(), {"importlib.import_module"}),
         ("_startup.py", {"os", "sys"}, {"warnings", "zoo_plugins.zoo"}),
         ("specs.py", {"zoo_plugins.registry.AlgoSpec"}, set()),
+        ("envs/__init__.py", {"gymnasium"}, set()),
     ],
 )
 def test_light_files(name, at_start, later):

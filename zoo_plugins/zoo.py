@@ -128,6 +128,8 @@ def _extend_utils(utils: Any) -> bool:
         SPECS[plugin.name] = spec
         # In place: every script of the zoo holds this dict
         utils.ALGOS[plugin.name] = _with_masks_for_viewing(_with_small_buffer_for_viewing(spec.cls))
+    # Every script of the zoo finds our environments by their ids
+    import_module("zoo_plugins.envs")
     utils.get_saved_hyperparams = _with_her_named(utils.get_saved_hyperparams)
     utils.create_test_env = _with_env_remembered(utils.create_test_env)
     return True
