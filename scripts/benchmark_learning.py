@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from curves import Array, at_points, describe, draw_curve, make_curve, rounded
-from processes import describe_machine, read_versions, run_once
+from processes import describe_machine, read_versions, run_once, write_report
 from recurrent_runs import OUR_FILE, UPSTREAM_FILE, make_model, read_hyperparams
 
 from zoo_plugins.registry import import_object
@@ -338,10 +338,7 @@ def main() -> None:
         "window": WINDOW,
         "envs": [summarize(env_id, runs[env_id], thresholds[env_id]) for env_id in args.envs],
     }
-    table = to_markdown(report)
-    print(table)
-    args.output.with_name(f"{args.output.name}.json").write_text(json.dumps(report, separators=(",", ":")) + "\n")
-    args.output.with_name(f"{args.output.name}.md").write_text(table)
+    write_report(report, to_markdown(report), args.output)
     for env in report["envs"]:
         plot(env, args.output.with_name(f"{args.output.name}-{env['env']}.png"))
 

@@ -20,7 +20,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from processes import describe_machine, read_versions, run_alone
+from processes import describe_machine, read_versions, run_alone, write_report
 
 INSTALL = "pip install -c constraints.txt -e '.[peers]'"
 # Module in scripts/peers, minibatch size and sequence length, in timesteps
@@ -253,12 +253,7 @@ def main() -> None:
         "sides": [summarize_side(side, runs[side], 4 * args.n_steps) for side in args.sides],
         "runs": runs,
     }
-    tables = to_markdown(report)
-    print(tables)
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.with_suffix(".json").write_text(json.dumps(report, indent=1))
-        args.output.with_suffix(".md").write_text(tables)
+    write_report(report, to_markdown(report), args.output)
 
 
 if __name__ == "__main__":

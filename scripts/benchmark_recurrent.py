@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from processes import describe_machine, read_versions, run_alone
+from processes import describe_machine, read_versions, run_alone, write_report
 from recurrent_runs import UPSTREAM_FILE, make_model, read_hyperparams
 
 # timesteps, hyperparameters that differ from the YAML's for each side, and the floor and goal of the ratio of whole runs
@@ -206,12 +206,7 @@ def main() -> None:
         "cases": [summarize(name, runs) for name, runs in all_runs.items()],
         "runs": all_runs,
     }
-    table = to_markdown(report)
-    print(table)
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.with_suffix(".json").write_text(json.dumps(report, indent=1))
-        args.output.with_suffix(".md").write_text(table)
+    write_report(report, to_markdown(report), args.output)
 
 
 if __name__ == "__main__":

@@ -68,3 +68,18 @@ def read_versions(*peers: str) -> dict[str, str]:
     :return: versions by package
     """
     return {name: metadata.version(name) for name in (*PACKAGES, *peers)}
+
+
+def write_report(report: dict[str, Any], tables: str, output: Path | None) -> None:
+    """
+    Print the tables of a report, and write them and the report.
+
+    :param report: The report
+    :param tables: Its tables, in Markdown
+    :param output: Write OUTPUT.json and OUTPUT.md; None: nothing
+    """
+    print(tables)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.with_name(f"{output.name}.json").write_text(json.dumps(report, separators=(",", ":")) + "\n")
+        output.with_name(f"{output.name}.md").write_text(tables)
