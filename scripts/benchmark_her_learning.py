@@ -16,12 +16,13 @@ import argparse
 import importlib.util
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from benchmark_learning import Array, describe, iqm, make_curve, rounded, run_all
-from recurrent_runs import describe_machine, read_versions
+from curves import Array, describe, iqm, make_curve, rounded
+from processes import describe_machine, read_versions, run_once
 
 from zoo_plugins.registry import import_object
 
@@ -95,7 +96,8 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
     Train one side, in this process.
 
     :param settings: All that decides about the result
-    :return: the settings; success rate, timesteps, updates, CPU and wall seconds of learning at each evaluation
+    :return: the settings; timesteps and CPU seconds of learning; success rate, timesteps, updates, CPU and wall seconds of
+        learning at each evaluation
     """
     import torch as th
     from stable_baselines3.common.callbacks import ConvertCallback
@@ -135,7 +137,7 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
         return True
 
     model.learn(settings["timesteps"], callback=[ConvertCallback(look), UpdateRatioCallback(settings["gradient_steps"])])
-    return {"settings": settings, **found}
+    return {"settings": settings, "timesteps": found["timesteps"][-1], "cpu": found["cpu"][-1], "evaluations": found}
 
 
 def measure_success(model: "OffPolicyAlgorithm", env: Any) -> float:
@@ -164,10 +166,11 @@ def summarize(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any
     :return: areas under the curve, times to success and curves, by side
     """
     case = CASES[name]
-    n_points = min(len(run["success"]) for side_runs in runs.values() for run in side_runs)
+    evaluations = {side: [run["evaluations"] for run in side_runs] for side, side_runs in runs.items()}
+    n_points = min(len(run["success"]) for side_runs in evaluations.values() for run in side_runs)
     baseline: Array | None = None
     found: dict[str, Any] = {}
-    for side, side_runs in runs.items():
+    for side, side_runs in evaluations.items():
         success = np.array([run["success"][:n_points] for run in side_runs])
         area = success.mean(axis=1) * 100
         points: Array = np.linspace(case["every"], case["every"] * n_points, n_points)
@@ -290,11 +293,14 @@ def main() -> None:
                     "machine": describe_machine(),
                     "versions": read_versions(),
                 }
-    done = run_all(__file__, settings, args.output, args.jobs, args.resume)
+    folder = args.output.with_name(f"{args.output.name}-runs")
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        done = list(pool.map(lambda name: run_once(__file__, settings[name], folder / f"{name}.json", args.resume), settings))
     cases = []
     for name in args.cases:
         runs: dict[str, list[dict[str, Any]]] = {side: [] for side in list_sides(CASES[name])}
-        for run in done.values():
+        for run in done:
             if run["settings"]["case"] == name:
                 runs[run["settings"]["side"]].append(run)
         cases.append(summarize(name, runs))
