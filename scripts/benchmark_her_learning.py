@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from curves import Array, describe, iqm, make_curve, rounded
-from processes import describe_machine, read_versions, run_once
+from processes import describe_machine, read_versions, run_once, write_report
 
 from zoo_plugins.registry import import_object
 
@@ -311,10 +311,7 @@ def main() -> None:
         "jobs": args.jobs,
         "cases": cases,
     }
-    table = to_markdown(report)
-    print(table)
-    args.output.with_name(f"{args.output.name}.json").write_text(json.dumps(report, separators=(",", ":")) + "\n")
-    args.output.with_name(f"{args.output.name}.md").write_text(table)
+    write_report(report, to_markdown(report), args.output)
     for case in cases:
         plot(case, args.output.with_name(f"{args.output.name}-{case['case']}.png"))
 
