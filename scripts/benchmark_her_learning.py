@@ -13,6 +13,7 @@ OUTPUT-runs/ gets each run as soon as it has ended. In the end: OUTPUT.json, OUT
 """
 
 import argparse
+import importlib
 import importlib.util
 import json
 import time
@@ -107,7 +108,7 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
 
     th.set_num_threads(1)
     if "imports" in settings:
-        import_object(settings["imports"])
+        importlib.import_module(settings["imports"])
     make: Any = import_object(settings["env"]) if ":" in settings["env"] else settings["env"]
     env, eval_env = (
         make_vec_env(make, n, seed=settings["seed"] + offset, env_kwargs=settings["env_kwargs"])
