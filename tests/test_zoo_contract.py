@@ -61,6 +61,7 @@ def check_block(algo, values):
     block = Block(values, f"{algo}.yml")
     choices.check_keys(block, utils.ALGOS[algo])
     block.check_numbers()
+    choices.choose_update_ratio(block, utils.ALGOS[algo])
     choices.choose_vec_env(block, DummyVecEnv)
     classes = {
         **choices.choose_policy(block, utils.ALGOS[algo], vars(exp_manager)),
@@ -123,6 +124,7 @@ def test_attributes_of_the_manager():
     manager = make_manager(UpstreamManager)
     names = "args algo config env_name storage study_name trial_id custom_hyperparams optimize_hyperparameters env_kwargs"
     names += " eval_env_kwargs _eval_env_kwargs_args vec_env_class vec_env_kwargs _is_atari"
+    names += " callbacks specified_callbacks continue_training"
     assert [name for name in names.split() if not hasattr(manager, name)] == []
     assert manager.env_name.gym_id == "CartPole-v1"
     assert Path(manager.config) == FOLDER / "hyperparams" / "ppo.yml"
@@ -205,12 +207,18 @@ def test_train_asks_the_module_for_its_manager():
         ("objective", "'her_kwargs': kwargs.get('replay_buffer_kwargs', {})"),
         ("objective", "HYPERPARAMS_SAMPLER[self.algo](trial, self.n_actions, n_envs, additional_args)"),
         ("objective", "except (AssertionError, ValueError) as e:"),
+        ("objective", "callbacks = get_callback_list({'callback': self.specified_callbacks})"),
         ("read_hyperparameters", "if self.storage and self.study_name and self.trial_id:"),
         ("read_hyperparameters", "hyperparams.update(self.custom_hyperparams)"),
         ("load_trial", "return HYPERPARAMS_CONVERTER[self.algo](params)"),
         ("_preprocess_hyperparams", "{'policy_kwargs', 'replay_buffer_class', 'replay_buffer_kwargs'}"),
         ("_preprocess_hyperparams", "hyperparams[kwargs_key] = eval(hyperparams[kwargs_key])"),
         ("_preprocess_hyperparams", "'policy' in hyperparams and '.' in hyperparams['policy']"),
+        ("_preprocess_hyperparams", "callbacks = get_callback_list(hyperparams)"),
+        ("_preprocess_hyperparams", "self.specified_callbacks = hyperparams['callback']"),
+        ("create_callbacks", "self.callbacks.append(ProgressBarCallback())"),
+        ("learn", "self.callbacks[0].on_training_end()"),
+        ("learn", "except KeyboardInterrupt:"),
         ("create_envs", "self.eval_env_kwargs if eval_env else self.env_kwargs"),
         ("create_envs", "vec_env_cls=self.vec_env_class, vec_env_kwargs=self.vec_env_kwargs"),
         ("hyperparameters_optimization", "trial = study.best_trial"),
@@ -234,6 +242,26 @@ def test_her_parameters_of_a_trial():
     assert "replay_buffer_kwargs" not in converted
     with pytest.raises(ValueError, match="No trials are completed"):
         study.best_trial  # noqa: B018
+
+
+@pytest.mark.parametrize("algo", ["sac", "dqn"])
+def test_updates_of_a_trial(algo):
+    """Upstream's own samplers and converters give a number of updates per rollout that n_envs does not change."""
+    sampler = inspect.unwrap(hyperparams_opt.HYPERPARAMS_SAMPLER[algo])
+    converter = inspect.unwrap(hyperparams_opt.HYPERPARAMS_CONVERTER[algo])
+    assert sampler.__module__ == converter.__module__ == "rl_zoo3.hyperparams_opt"
+    trial = optuna.create_study().ask()
+    sampled = sampler(trial, 1, 4, {"using_her_replay_buffer": False, "her_kwargs": {}})
+    expected = max(trial.params["train_freq"] // trial.params.get("subsample_steps", 1), 1)
+    assert sampled["gradient_steps"] == converter(trial.params)["gradient_steps"] == expected
+
+
+@pytest.mark.parametrize("own", ["tests.managers.KnobEnv", {"tests.managers.KnobEnv": {"length": 3}}])
+def test_callbacks_by_name(own):
+    """A callback is named in a list, with or without keyword arguments, and made anew each time."""
+    first, second = (utils.get_callback_list({"callback": [own]})[0] for _ in range(2))
+    assert first.length == (3 if isinstance(own, dict) else 5)
+    assert first is not second
 
 
 # Words and keys

@@ -1,14 +1,17 @@
 """Names in a hyperparameter block, and the classes they stand for."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from stable_baselines3.common.vec_env import VecEnv
 
 from zoo_plugins import registry, zoo
+from zoo_plugins.callbacks import GRADIENT_STEPS_FORMS, UPDATE_RATIO_FORMS, read_gradient_steps, read_update_ratio
 from zoo_plugins.config import Block, check_importable, check_kwargs, parse_kwargs
 from zoo_plugins.registry import PluginError, did_you_mean
 
@@ -26,7 +29,10 @@ ZOO_KEYS = (
     "noise_type",
     "noise_std",
 )
-OWN_KEYS = ("vec_env_class", "vec_env_kwargs")
+OWN_KEYS = ("vec_env_class", "vec_env_kwargs", "update_ratio")
+OFF_POLICY_KEYS = ("update_ratio",)
+# Two ways to say how many updates are made, of which a block can have one
+UPDATE_RULES = ("gradient_steps", "update_ratio")
 # Parameters of the constructors that are filled in by the zoo, or by the algorithm
 ALGO_BY_CALLER = ("env", "tensorboard_log", "seed", "verbose", "device", "_init_setup_model")
 POLICY_BY_CALLER = ("observation_space", "action_space", "lr_schedule")
@@ -64,7 +70,7 @@ def check_keys(block: Block, algo_class: type[BaseAlgorithm]) -> None:
         valid=[
             *(parameter.name for parameter in parameters),
             *ZOO_KEYS,
-            *OWN_KEYS,
+            *(key for key in OWN_KEYS if key not in OFF_POLICY_KEYS or issubclass(algo_class, OffPolicyAlgorithm)),
             *(block.values if takes_anything else ()),
         ],
         required=["n_timesteps", *(name for name in required if name not in ALGO_BY_CALLER)],
@@ -171,6 +177,75 @@ def choose_buffers(block: Block, namespace: Mapping[str, Any]) -> dict[str, Any]
         kwargs = block.pop(f"{kind}_kwargs", read_kwargs, leave_code=kind == "replay_buffer")
         found.update(_given(**{f"{kind}_class": cls, f"{kind}_kwargs": kwargs}))
     return found
+
+
+def choose_update_ratio(block: Block, algo_class: type[BaseAlgorithm]) -> float | None:
+    """
+    Take ``update_ratio`` out of the block of an off-policy algorithm, and check what else says how often it learns.
+
+    :param block: The hyperparameters. ``gradient_steps`` and ``train_freq`` stay in it
+    :param algo_class: The algorithm
+    :return: updates per transition, ``None`` if the block does not say
+    :raises PluginError: if one of the three is wrong, or ``gradient_steps`` and ``update_ratio`` are both there
+    """
+    if not issubclass(algo_class, OffPolicyAlgorithm):
+        return None
+    if all(block.values.get(key) is not None for key in UPDATE_RULES):
+        raise block.error("update_ratio", "gradient_steps is there too, and only one of them can be given")
+    checked = {
+        "gradient_steps": block.pop("gradient_steps", _checked(read_gradient_steps, GRADIENT_STEPS_FORMS)),
+        "train_freq": block.pop("train_freq", _check_train_freq(block.values.get("n_envs") or 1)),
+    }
+    block.values.update(_given(**checked))
+    return block.pop("update_ratio", _checked(read_update_ratio, UPDATE_RATIO_FORMS))
+
+
+def overruled_key(block: Mapping[str, Any], command_line: Mapping[str, Any]) -> str | None:
+    """
+    Tell which of ``gradient_steps`` and ``update_ratio`` gives way to the other.
+
+    The command line wins over the file, and the file's ``update_ratio`` over the ``gradient_steps`` of a trial, which ran
+    with that very ratio.
+
+    :param block: The hyperparameters of the file
+    :param command_line: Those of the command line
+    :return: the key to leave out, ``None`` if neither gives way
+    """
+    for source in (command_line, {**block, **command_line}):
+        given = [key for key in UPDATE_RULES if source.get(key) is not None]
+        if given:
+            return next((key for key in UPDATE_RULES if key not in given), None)
+    return None
+
+
+def _checked(read: Callable[[object], object], forms: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        try:
+            read(value)
+        except ValueError as error:
+            raise PluginError(f"expected {forms}") from error
+        return value
+
+    return check
+
+
+def _check_train_freq(n_envs: int) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        frequency, unit = value if isinstance(value, list | tuple) and len(value) == 2 else (value, "step")
+        try:
+            unit = TrainFrequencyUnit(unit)
+        except ValueError:
+            frequency = 0
+        if type(frequency) is not int or frequency < 1:
+            raise PluginError("expected a whole number of steps, at least 1, or [<number>, step] or [<number>, episode]")
+        if unit is TrainFrequencyUnit.EPISODE and n_envs > 1:
+            raise PluginError(
+                f"episodes need n_envs: 1, because those of several environments end at different times, not {n_envs}; "
+                "use steps"
+            )
+        return value
+
+    return check
 
 
 def _choose_class(block: Block, key: str, group: str, base: type) -> type | None:

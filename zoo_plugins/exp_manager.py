@@ -14,14 +14,19 @@ from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 from rl_zoo3.utils import ALGOS
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import ProgressBarCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from zoo_plugins import choices, zoo
+from zoo_plugins.callbacks import UpdateRatioCallback, restore_gradient_steps
 from zoo_plugins.config import Block, UnreadableError, copy_containers, parse_kwargs, read_config
 from zoo_plugins.registry import PluginError, did_you_mean
 
 # What the zoo's sample_her_params suggests
 HER_PARAMS = ("n_sampled_goal", "goal_selection_strategy")
+# The zoo makes a callback of its own from this name for every trial
+UPDATE_RATIO_CALLBACK = f"{UpdateRatioCallback.__module__}.{UpdateRatioCallback.__qualname__}"
 
 # Environments opened by the current trial; trials of one study may run in threads
 _trial_envs: ContextVar[list[VecEnv] | None] = ContextVar("_trial_envs", default=None)
@@ -58,7 +63,7 @@ class PluginExperimentManager(ExperimentManager):
                 raise PluginError(f"algorithm {self.algo!r} comes without hyperparameters: pass --conf-file")
             self.config = str(self._spec.hyperparams)
         self._vec_env_is_plugin = False
-        self._command_line = frozenset(self.custom_hyperparams or {})
+        self._command_line = dict(self.custom_hyperparams or {})
         self._replay_buffer_kwargs: Any = {}
         self._study: optuna.Study | None = None
 
@@ -90,8 +95,12 @@ class PluginExperimentManager(ExperimentManager):
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
 
         before = dict(block)
+        overruled = choices.overruled_key(block, self._command_line)
         try:
             hyperparams, saved_hyperparams = super().read_hyperparameters()
+            if overruled is not None:
+                hyperparams.pop(overruled, None)
+                saved_hyperparams.pop(overruled, None)
             # For a package, hyperparams is block
             return copy_containers(hyperparams), copy_containers(saved_hyperparams)
         finally:
@@ -124,11 +133,15 @@ class PluginExperimentManager(ExperimentManager):
         algo_class = ALGOS[self.algo]
         choices.check_keys(block, algo_class)
         block.check_numbers()
+        update_ratio = choices.choose_update_ratio(block, algo_class)
         vec_env_class, vec_env_kwargs = choices.choose_vec_env(block, self.vec_env_class)
         classes = {
             **choices.choose_policy(block, algo_class, vars(upstream)),
             **choices.choose_buffers(block, vars(upstream)),
         }
+        is_her = issubclass(classes.get("replay_buffer_class", object), HerReplayBuffer)
+        if issubclass(algo_class, OffPolicyAlgorithm):
+            self._add_update_callback(block, update_ratio, is_her)
         if vec_env_class is not self.vec_env_class:
             self.vec_env_class = vec_env_class  # type: ignore[assignment]  # upstream infers a metaclass
             self._vec_env_is_plugin = vec_env_class not in zoo.words("vec_envs").values()
@@ -142,11 +155,37 @@ class PluginExperimentManager(ExperimentManager):
             self.eval_env_kwargs = self.env_kwargs
 
         if self.optimize_hyperparameters:
-            replay_buffer_class = hyperparams.get("replay_buffer_class")
-            if isinstance(replay_buffer_class, type) and issubclass(replay_buffer_class, HerReplayBuffer):
+            if is_her:
                 hyperparams["replay_buffer_kwargs"] = zoo.HerKwargs(hyperparams.get("replay_buffer_kwargs") or {})
             hyperparams = TrialHyperparams(hyperparams)
         return hyperparams, env_wrapper, callbacks, vec_env_wrapper
+
+    def _add_update_callback(self, block: Block, update_ratio: float | None, is_her: bool) -> None:
+        follows_n_envs = update_ratio is not None or isinstance(block.values.get("gradient_steps"), str)
+        # A search samples texts, and a saved agent may have one, or HER, that the block does not tell of
+        if not (follows_n_envs or is_her or self.optimize_hyperparameters or self.continue_training):
+            return
+        own = block.values.get("callback") or []
+        kwargs = {} if update_ratio is None else {"update_ratio": update_ratio}
+        # First, so that an UpdateRatioCallback of the user's own has the last word
+        block.values["callback"] = [{UPDATE_RATIO_CALLBACK: kwargs}, *(own if isinstance(own, list) else [own])]
+
+    def create_callbacks(self) -> None:
+        """Create the callbacks of the zoo's options, in addition to those of the hyperparameters."""
+        super().create_callbacks()
+        # Upstream's learn() takes the first one for the progress bar, which it closes when training is interrupted
+        self.callbacks.sort(key=lambda callback: not isinstance(callback, ProgressBarCallback))
+
+    def learn(self, model: BaseAlgorithm) -> None:
+        """
+        Train a model.
+
+        :param model: An initialized RL model
+        """
+        try:
+            super().learn(model)
+        finally:
+            restore_gradient_steps(model)  # upstream saves the model of a training that was interrupted
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
         # record_video.py reads env_kwargs from args.yml, and never from config.yml

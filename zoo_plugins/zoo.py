@@ -31,6 +31,8 @@ SEAMS: dict[str, dict[str, tuple[str, ...]]] = {
         "ExperimentManager.read_hyperparameters": ("self",),
         "ExperimentManager._preprocess_hyperparams": ("self", "hyperparams"),
         "ExperimentManager._save_config": ("self", "saved_hyperparams"),
+        "ExperimentManager.create_callbacks": ("self",),
+        "ExperimentManager.learn": ("self", "model"),
         "ExperimentManager.create_envs": ("self", "n_envs", "eval_env", "no_log"),
         "ExperimentManager.load_trial": ("self", "storage", "study_name", "trial_id", "convert"),
         "ExperimentManager.objective": ("self", "trial"),
@@ -145,6 +147,8 @@ def _extend_exp_manager(exp_manager: Any) -> bool:
     samplers, converters = exp_manager.HYPERPARAMS_SAMPLER, exp_manager.HYPERPARAMS_CONVERTER
     samplers.update({name: spec.sampler for name, spec in SPECS.items() if spec.sampler is not None})
     converters.update({name: spec.converter for name, spec in SPECS.items() if spec.converter is not None})
+    for table in (samplers, converters):
+        table.update({name: _with_ratio_of_one_env(function) for name, function in table.items() if _is_of_zoo(function)})
     samplers.update({name: _with_her_subclasses(sampler) for name, sampler in samplers.items()})
     return True
 
@@ -174,6 +178,28 @@ def _with_her_subclasses(sampler: Callable[..., dict[str, Any]]) -> Callable[...
         return sampler(trial, n_actions, n_envs, additional_args)
 
     return sample
+
+
+def _is_of_zoo(function: Callable[..., Any]) -> bool:
+    return function.__module__ == "rl_zoo3.hyperparams_opt"
+
+
+def _with_ratio_of_one_env(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """
+    Let the ``gradient_steps`` of a trial follow ``n_envs``; upstream's give the ratio that is meant with one environment only.
+
+    :param function: One of the zoo's samplers or converters
+    :return: the function to use instead
+    """
+
+    @functools.wraps(function)
+    def hyperparams_for_any_n_envs(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        hyperparams = function(*args, **kwargs)
+        if "gradient_steps" in hyperparams:
+            hyperparams["gradient_steps"] = f"{hyperparams['gradient_steps']} * n_envs"
+        return hyperparams
+
+    return hyperparams_for_any_n_envs
 
 
 def _with_her_named(get_saved_hyperparams: Callable[..., Any]) -> Callable[..., Any]:
