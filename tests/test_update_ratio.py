@@ -3,9 +3,11 @@
 import copy
 import functools
 import json
+import re
 import zipfile
 from fractions import Fraction
 from math import floor
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -216,6 +218,21 @@ def test_no_drift():
         updates, carried = rule.settle(carried, 8, 8)
         made += updates
     assert (made, carried) == (100_000, 0)
+
+
+def test_table_of_the_page():
+    """The page's table of results is true."""
+    page = (Path(__file__).parent.parent / "docs" / "update_ratio.md").read_text()
+    header, _, *rows = re.search(r"\| `n_envs` \|.*?\n\n", page, flags=re.DOTALL).group().strip().splitlines()
+    words = [cell.strip(" `") for cell in header.strip("|").split("|")][3:]
+    assert words == ["1", "-1", "n_envs", "n_envs / 2", "update_ratio: 0.1"]
+    rules = [*map(read_gradient_steps, [1, -1, "n_envs", "n_envs / 2"]), read_update_ratio(0.1)]
+    assert len(rows) == 4
+    for row in rows:
+        n_envs, train_freq, n_transitions, *updates = map(int, row.strip("|").split("|"))
+        assert n_transitions == 5 * n_envs * train_freq
+        per_rollout = [sum(rule.settle(Fraction(0), n_envs, n_envs * train_freq)) for rule in rules]
+        assert [floor(5 * number) for number in per_rollout] == updates
 
 
 # --- updates that are made
