@@ -590,6 +590,89 @@ def test_buffer_that_is_exchanged():
     assert calls == [(timesteps, 1) for timesteps in range(30, 41, 2)]
 
 
+@pytest.mark.parametrize("buffer", [HerReplayBuffer, CountingHerBuffer])
+@pytest.mark.parametrize(("gradient_steps", "each"), [(1, 1), ("n_envs", 8), (-1, 8)])
+def test_updates_wait_for_the_first_episode(buffer, gradient_steps, each):
+    """Updates begin when the first episodes have ended, long after learning_starts, and without a burst."""
+    model = make_her(buffer=buffer, gradient_steps=gradient_steps)
+    calls = count_training(model)
+    with pytest.warns(UserWarning, match="no episode has ended in 104 transitions") as warned:
+        model.learn(480, callback=UpdateRatioCallback())
+    assert len(warned) == 1
+    assert calls == [(timesteps, each) for timesteps in range(400, 481, 8)]
+    assert model._n_updates == 11 * each
+
+
+def test_fractions_do_not_grow_while_updates_wait():
+    """Transitions before the first finished episode are due no updates later, nor a part of one."""
+    model = make_her(n_envs=2, cls=DQN, length=5, learning_starts=0)
+    calls = count_training(model)
+    with pytest.warns(UserWarning, match="no episode has ended in 2 transitions"):
+        model.learn(20, callback=UpdateRatioCallback(update_ratio=0.25))
+    assert calls == [(12, 1), (16, 1), (20, 1)]
+
+
+def test_early_start_is_told_before_the_first_step():
+    """Where the time limit is known, the learning_starts that would do is told once, before the first step."""
+    model = make_her(n_envs=8, limit=50)
+    with pytest.warns(UserWarning, match="learning_starts") as warned:
+        model.learn(408, callback=[UpdateRatioCallback(), Log()])
+    (message,) = [str(one.message) for one in warned]
+    assert message.startswith("learning_starts=100 counts the transitions of all environments, of which there are 8,")
+    assert "before 8 * 50 = 400 transitions" in message
+    assert message.endswith("Set learning_starts to at least 400")
+    assert model._n_updates == 2
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("n_envs", "learning_starts", "first"), [(8, 400, 408), (8, 392, 400), (1, 50, 51), (1, 49, 50)])
+def test_late_start_is_silent(n_envs, learning_starts, first):
+    """A learning_starts that is large enough gives no warning, and is when updates begin."""
+    model = make_her(n_envs, cls=DQN, limit=50, learning_starts=learning_starts)
+    calls = count_training(model)
+    model.learn(50 * n_envs + n_envs, callback=UpdateRatioCallback())
+    assert calls[0] == (first, 1)
+
+
+@pytest.mark.parametrize(("learning_starts", "warns"), [(391, True), (48 * 8, True), (392, False)])
+def test_which_start_is_too_early(learning_starts, warns):
+    """The warning is given if, and only if, there is an update that has to wait."""
+    model = make_her(8, cls=DQN, limit=50, learning_starts=learning_starts)
+    callback = UpdateRatioCallback()
+    callback.init_callback(model)
+    if warns:
+        with pytest.warns(UserWarning, match="Set learning_starts to at least 400"):
+            callback.on_training_start({}, {})
+    else:
+        callback.on_training_start({}, {})
+        assert not callback._has_warned
+
+
+@pytest.mark.filterwarnings("error")
+def test_buffer_that_has_episodes(tmp_path):
+    """With a buffer that holds finished episodes there is nothing to wait for or to warn of."""
+    model = make_her(2, cls=DQN, length=5, limit=5, learning_starts=10).learn(20)
+    model.save(tmp_path / "model")
+    model.save_replay_buffer(tmp_path / "buffer")
+    loaded = DQN.load(tmp_path / "model", env=model.env, device="cpu", learning_starts=0)
+    loaded.load_replay_buffer(tmp_path / "buffer")
+    calls = count_training(loaded)
+    loaded.learn(4, callback=UpdateRatioCallback("n_envs"))
+    assert calls == [(2, 2), (4, 2)]
+
+
+def test_buffer_that_is_exchanged():
+    """An empty buffer in the place of the old one is waited for again."""
+    model = make_her(2, cls=DQN, length=5, learning_starts=10)
+    callback = UpdateRatioCallback()
+    model.learn(20, callback=callback)
+    model.replay_buffer = make_her(2, cls=DQN).replay_buffer
+    calls = count_training(model)
+    with pytest.warns(UserWarning, match="no episode has ended in 22 transitions"):
+        model.learn(20, callback=callback, reset_num_timesteps=False)
+    assert calls == [(timesteps, 1) for timesteps in range(30, 41, 2)]
+
+
 class BrokenVecEnv(DummyVecEnv):
     def get_attr(self, attr_name, indices=None):
         if attr_name == "_max_episode_steps":

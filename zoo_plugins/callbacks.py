@@ -18,6 +18,8 @@ from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
+from zoo_plugins.buffers.fast_her_replay_buffer import find_time_limit
+
 GRADIENT_STEPS_FORMS = "a whole number from 0 on, -1, n_envs, K * n_envs or n_envs / K, with a whole number K from 1 on"
 UPDATE_RATIO_FORMS = "a number above 0: updates per collected transition"
 PER_ENV = re.compile(r"(?:([1-9]\d*)\s*\*\s*)?n_envs|n_envs\s*([*/])\s*([1-9]\d*)", re.ASCII)
@@ -195,7 +197,7 @@ class UpdateRatioCallback(BaseCallback):
 
     def _warn_of_early_start(self) -> None:
         model = self.model
-        limit = _time_limit(self.training_env)
+        limit = find_time_limit(self.training_env)
         # The last step of the first episodes is their n_envs * limit-th transition, and SB3 looks after every step
         if limit is None or model.learning_starts >= model.n_envs * (limit - 1) or self._can_sample():
             return
@@ -228,12 +230,3 @@ def _share_env(buffer: HerReplayBuffer, env: VecEnv) -> None:
         buffer.set_env(env)
     else:
         buffer.env = env
-
-
-def _time_limit(env: VecEnv) -> int | None:
-    # Of gymnasium's TimeLimit. The spec has it too, but may hold what a worker process can't send
-    try:
-        limit = env.get_attr("_max_episode_steps")[0] if env.has_attr("_max_episode_steps") else None
-    except Exception:  # VecEnvs of third parties raise what they like
-        return None
-    return limit if isinstance(limit, int) else None

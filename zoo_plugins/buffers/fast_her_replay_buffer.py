@@ -390,8 +390,9 @@ def find_time_limit(env: VecEnv) -> int | None:
     :param env: The environment
     :return: the limit of its ``TimeLimit`` wrapper, None if it has none
     """
-    # Asked for an attribute that is not there, a worker of SubprocVecEnv would die
-    return max(env.get_attr("_max_episode_steps")) if env.has_attr("_max_episode_steps") else None
+    # Asked for an attribute that is not there, or for a spec that can't be pickled, a worker of SubprocVecEnv would die
+    limits = env.get_attr("_max_episode_steps") if env.has_attr("_max_episode_steps") else []
+    return max((limit for limit in limits if isinstance(limit, int)), default=None)
 
 
 def _check_word(name: str, word: str, valid: Collection[str]) -> None:
