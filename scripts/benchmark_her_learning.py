@@ -37,6 +37,8 @@ BIT_FLIPPING = dict(
     every=400,
     n_episodes=50,
     n_envs=[1, 4, 8, 32],
+    gradient_steps=["n_envs", 1],
+    measure="success",
     seeds=10,
     # Those of SB3's own test, and as many first timesteps for any number of environments
     hyperparams=dict(
@@ -57,21 +59,23 @@ CASES: dict[str, dict[str, Any]] = {
         imports="highway_env",
         env_kwargs={},
         algo="stable_baselines3:SAC",
-        timesteps=20_000,
+        timesteps=16_000,
         success=0.8,
-        every=2_000,
-        n_episodes=20,
+        every=4_000,
+        n_episodes=10,
         n_envs=[1, 8],
+        gradient_steps=["n_envs"],
+        measure="return",
         seeds=3,
         hyperparams=dict(
             learning_rate=1e-3,
             learning_starts=1_000,
-            batch_size=256,
+            batch_size=128,
             gamma=0.95,
             tau=0.05,
             buffer_size=100_000,
             train_freq=1,
-            policy_kwargs=dict(net_arch=[256, 256]),
+            policy_kwargs=dict(net_arch=[128, 128]),
         ),
     ),
 }
@@ -85,9 +89,9 @@ def list_sides(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
     :return: number of environments and updates per rollout, by label; with one environment, both kinds of updates are the same
     """
     sides: dict[str, dict[str, Any]] = {}
-    for gradient_steps in ("n_envs", 1):
+    for gradient_steps in case["gradient_steps"]:
         for n_envs in case["n_envs"]:
-            if n_envs > 1 or gradient_steps == "n_envs":
+            if n_envs > 1 or gradient_steps == case["gradient_steps"][0]:
                 sides[f"n_envs {n_envs}, gradient_steps {gradient_steps}"] = dict(n_envs=n_envs, gradient_steps=gradient_steps)
     return sides
 
@@ -122,7 +126,7 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
         device="cpu",
         **settings["hyperparams"],
     )
-    found: dict[str, list[float]] = {"timesteps": [], "updates": [], "cpu": [], "wall": [], "success": []}
+    found: dict[str, list[float]] = {"timesteps": [], "updates": [], "cpu": [], "wall": [], "success": [], "return": []}
     clock = {"cpu": time.process_time(), "wall": time.perf_counter()}
 
     def look(variables: dict[str, Any], _: dict[str, Any]) -> bool:
@@ -132,7 +136,8 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
             before = time.process_time(), time.perf_counter()
             found["timesteps"].append(model.num_timesteps)
             found["updates"].append(model._n_updates)
-            found["success"].append(measure_success(model, eval_env))
+            for key, value in evaluate(model, eval_env).items():
+                found[key].append(value)
             clock["cpu"] += time.process_time() - before[0]
             clock["wall"] += time.perf_counter() - before[1]
         return True
@@ -141,21 +146,21 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
     return {"settings": settings, "timesteps": found["timesteps"][-1], "cpu": found["cpu"][-1], "evaluations": found}
 
 
-def measure_success(model: "OffPolicyAlgorithm", env: Any) -> float:
+def evaluate(model: "OffPolicyAlgorithm", env: Any) -> dict[str, float]:
     """
     Let an agent act greedily for one episode in each environment.
 
     :param model: The agent
     :param env: The environments
-    :return: share of episodes that end in success
+    :return: share of episodes that end in success, and mean return
     """
     obs = env.reset()
-    success = np.full(env.num_envs, np.nan)
+    success, returns = np.full((2, env.num_envs), np.nan)
     while np.isnan(success).any():
         obs, _, dones, infos = env.step(model.predict(obs, deterministic=True)[0])
         for i in np.flatnonzero(dones & np.isnan(success)):
-            success[i] = infos[i]["is_success"]
-    return float(success.mean())
+            success[i], returns[i] = infos[i]["is_success"], infos[i]["episode"]["r"]
+    return {"success": float(success.mean()), "return": round(float(returns.mean()), 3)}
 
 
 def summarize(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -173,7 +178,8 @@ def summarize(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any
     found: dict[str, Any] = {}
     for side, side_runs in evaluations.items():
         success = np.array([run["success"][:n_points] for run in side_runs])
-        area = success.mean(axis=1) * 100
+        values = success * 100 if case["measure"] == "success" else np.array([run["return"][:n_points] for run in side_runs])
+        area = values.mean(axis=1)
         points: Array = np.linspace(case["every"], case["every"] * n_points, n_points)
         to_success = [np.flatnonzero(row >= case["success"]) for row in success]
         times = {
@@ -184,17 +190,18 @@ def summarize(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any
         }
         found[side] = {
             "area": describe(area, baseline),
-            "last": rounded(iqm(success[:, -1]) * 100),
+            "last": rounded(iqm(values[:, -1])),
             "to_success": times,
             "reached": sum(len(first) > 0 for first in to_success),
             "updates": side_runs[0]["updates"][n_points - 1],
             "cpu": rounded(np.median([run["cpu"][n_points - 1] for run in side_runs])),
             "wall": rounded(np.median([run["wall"][n_points - 1] for run in side_runs])),
-            "curve": make_curve(points, success * 100),
+            "curve": make_curve(points, values),
             "wall_points": rounded(np.median([run["wall"][:n_points] for run in side_runs], axis=0)),
         }
         baseline = area if baseline is None else baseline
-    return {"case": name, "success": case["success"], "sides": found}
+    label = {"success": "success, %", "return": "return"}[case["measure"]]
+    return {"case": name, "success": case["success"], "label": label, "sides": found}
 
 
 def to_markdown(report: dict[str, Any]) -> str:
@@ -213,9 +220,9 @@ def to_markdown(report: dict[str, Any]) -> str:
         f"{report['machine']}; one torch thread per process; {report['jobs']} run(s) at a time.",
         ", ".join(f"{name} {version}" for name, version in report["versions"].items()) + ".",
         "",
-        "| case | environments and updates | mean success over the run, % | difference from the first | success at the end, % "
-        "| seeds that reach it | timesteps to it | wall s to it | updates | wall s of the run |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| case | environments and updates | measure | mean over the run | difference from the first | at the end "
+        "| seeds that succeed | timesteps to it | wall s to it | updates | wall s of the run |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for case in report["cases"]:
         for side, row in case["sides"].items():
@@ -225,7 +232,8 @@ def to_markdown(report: dict[str, Any]) -> str:
                 low, high = area["difference_interval"]
                 difference = f"{area['difference']:.1f} [{low:.1f}, {high:.1f}]"
             lines.append(
-                f"| {case['case']} | {side} | {area['iqm']:.1f} [{area['interval'][0]:.1f}, {area['interval'][1]:.1f}] "
+                f"| {case['case']} | {side} | {case['label']} "
+                f"| {area['iqm']:.1f} [{area['interval'][0]:.1f}, {area['interval'][1]:.1f}] "
                 f"| {difference} | {row['last']:.0f} "
                 f"| {row['reached']} of {len(area['by_seed'])} reach {case['success']:.0%} "
                 f"| {median(row['to_success']['timesteps'])} | {median(row['to_success']['wall'])} "
@@ -251,7 +259,7 @@ def plot(case: dict[str, Any], path: Path) -> None:
         for panel, x in zip(panels, (curve["x"], row["wall_points"]), strict=True):
             panel.plot(x, curve["iqm"], label=side, **style)
         panels[0].fill_between(curve["x"], curve["low"], curve["high"], color=f"C{i}", alpha=0.15, linewidth=0)
-    panels[0].set(xlabel="timesteps", ylabel="success, %")
+    panels[0].set(xlabel="timesteps", ylabel=case["label"])
     panels[1].set(xlabel="wall seconds (log)", xscale="log")
     for panel in panels:
         panel.grid(alpha=0.3)
@@ -285,7 +293,7 @@ def main() -> None:
         for seed in args.seeds if args.seeds is not None else range(case["seeds"]):
             for i, (side, values) in enumerate(list_sides(case).items()):
                 settings[f"{name}-{i}-{seed}"] = {
-                    **{key: value for key, value in case.items() if key not in ("seeds", "success")},
+                    **{key: value for key, value in case.items() if key not in ("seeds", "success", "measure")},
                     **values,
                     "case": name,
                     "side": side,

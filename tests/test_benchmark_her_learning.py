@@ -48,7 +48,7 @@ def test_end_to_end(call_main, tmp_path, monkeypatch):
         assert len(row["area"]["by_seed"]) == 2
     assert (tmp_path / "her-6bits.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "her.md").read_text()
-    assert all(f"| 6bits | {side} |" in text for side in sides)
+    assert all(f"| 6bits | {side} | success, % |" in text for side in sides)
 
 
 def test_areas_times_and_differences():
@@ -72,7 +72,7 @@ def test_areas_times_and_differences():
         "machine": "m",
         "versions": {"torch": "2"},
         "jobs": 1,
-        "cases": [{"case": "6bits", "success": 0.95, "sides": found}],
+        "cases": [{"case": "6bits", "success": 0.95, "label": "success, %", "sides": found}],
     }
     lines = learning.to_markdown(report).splitlines()
     assert "| 4 of 4 reach 95% | 1,200 | 6 |" in lines[-2]
@@ -92,7 +92,8 @@ def test_success_is_that_of_one_episode_each():
         def step(self, _actions):
             self.t += 1
             dones = np.array([True, self.t == 2, self.t == 4])
-            infos = [{"is_success": self.t == 1}, {"is_success": self.t == 2}, {"is_success": False}]
+            success = [self.t == 1, self.t == 2, False]
+            infos = [{"is_success": each, "episode": {"r": -self.t}} for each in success]
             return np.zeros(3), np.zeros(3), dones, infos
 
     class FakeModel:
@@ -100,7 +101,7 @@ def test_success_is_that_of_one_episode_each():
             assert deterministic
             return np.zeros(3), None
 
-    assert learning.measure_success(FakeModel(), FakeEnv()) == pytest.approx(2 / 3)
+    assert learning.evaluate(FakeModel(), FakeEnv()) == {"success": pytest.approx(2 / 3), "return": -2.333}
 
 
 @pytest.mark.parametrize("arguments", [["--cases", "9bits"], ["--jobs", "0"], ["--scale", "-1"]])
