@@ -23,7 +23,7 @@ from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckA
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tests.envs import LenEnv
-from zoo_plugins import UpdateRatioCallback
+from zoo_plugins import FastHerReplayBuffer, UpdateRatioCallback
 from zoo_plugins.callbacks import read_gradient_steps, read_update_ratio
 
 BOX = spaces.Box(-1, 1, (1,), np.float32)
@@ -55,17 +55,6 @@ class GoalEnv(gym.Env):
 
     def compute_reward(self, achieved_goal, desired_goal, info):
         return -(achieved_goal != desired_goal).any(axis=-1).astype(np.float32)
-
-
-class CountingHerBuffer(HerReplayBuffer):
-    """HerReplayBuffer that tells how many transitions can be sampled, and takes another environment at any time."""
-
-    @property
-    def n_sampleable(self):
-        return int((self.ep_length > 0).sum())
-
-    def set_env(self, env):
-        self.env = env
 
 
 class Log(BaseCallback):
@@ -507,7 +496,7 @@ def test_noise_of_an_environment_ends_with_its_episode(tmp_path):
 # --- HER
 
 
-@pytest.mark.parametrize("buffer", [HerReplayBuffer, CountingHerBuffer])
+@pytest.mark.parametrize("buffer", [HerReplayBuffer, FastHerReplayBuffer])
 @pytest.mark.parametrize(("gradient_steps", "each"), [(1, 1), ("n_envs", 8), (-1, 8)])
 def test_updates_wait_for_the_first_episode(buffer, gradient_steps, each):
     """Updates begin when the first episodes have ended, long after learning_starts, and without a burst."""
@@ -590,7 +579,7 @@ def test_buffer_that_is_exchanged():
     assert calls == [(timesteps, 1) for timesteps in range(30, 41, 2)]
 
 
-@pytest.mark.parametrize("buffer", [HerReplayBuffer, CountingHerBuffer])
+@pytest.mark.parametrize("buffer", [HerReplayBuffer, FastHerReplayBuffer])
 def test_buffer_asks_the_environment_of_the_model(buffer):
     """After set_env(), rewards are computed by the new environment; SB3 would go on asking the old one."""
     model = make_her(2, cls=DQN, length=5, learning_starts=10, buffer=buffer)
