@@ -75,9 +75,10 @@ def test_masking_page_runs(tmp_path):
         assert re.search("Saving to logs/maskable_ppo_lstm_seq/Recall-v0_1|Mean reward", out)
 
 
-def test_example_file_runs(capsys):
-    """examples/plain_sb3.py trains and evaluates."""
-    spec = importlib.util.spec_from_file_location("plain_sb3", ROOT / "examples" / "plain_sb3.py")
+@pytest.mark.parametrize("name", ["plain_sb3", "her_with_many_envs"])
+def test_example_file_runs(name, capsys):
+    """The scripts in examples/ train and evaluate."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.main(total_timesteps=512)
