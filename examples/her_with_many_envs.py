@@ -7,7 +7,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from zoo_plugins import FastHerReplayBuffer, UpdateRatioCallback
 
 
-def main(n_envs: int = 8, total_timesteps: int = 6_000) -> float:
+def main(n_envs: int = 8, total_timesteps: int = 6_000) -> None:
     env = make_vec_env("zoo_plugins.envs:BitFlipping-v0", n_envs)
     model = DQN(
         "MultiInputPolicy",
@@ -26,7 +26,6 @@ def main(n_envs: int = 8, total_timesteps: int = 6_000) -> float:
 
     mean_reward, std_reward = evaluate_policy(model, env, n_eval_episodes=50)
     print(f"mean reward: {mean_reward:.1f} +/- {std_reward:.1f}")
-    return float(mean_reward)
 
 
 if __name__ == "__main__":

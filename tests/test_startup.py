@@ -18,7 +18,10 @@ print(json.dumps({
     "algos": {name: cls.__module__ for name, cls in ALGOS.items()},
     "manager": em.ExperimentManager.__module__,
     "samplers": [name for table in (em.HYPERPARAMS_SAMPLER, em.HYPERPARAMS_CONVERTER) for name in table],
-    "wraps": sorted({depth(f) for name, f in em.HYPERPARAMS_SAMPLER.items() if name != "ppo_lstm_seq"}),
+    "wraps": [
+        sorted({depth(f) for f in table.values() if f.__module__ == "rl_zoo3.hyperparams_opt"})
+        for table in (em.HYPERPARAMS_SAMPLER, em.HYPERPARAMS_CONVERTER)
+    ],
     "wrapped": [name for name in ("get_saved_hyperparams", "create_test_env") if depth(getattr(zoo_utils, name))],
     "warnings": [str(w.message) for w in caught if "zoo_plugins" in str(w.message) or "ZOO_PLUGINS" in str(w.message)],
 }))
@@ -41,7 +44,7 @@ def is_untouched(found):
         set(found["algos"]) == UPSTREAM_ALGOS
         and found["manager"] == "rl_zoo3.exp_manager"
         and "ppo_lstm_seq" not in found["samplers"]
-        and found["wraps"] == [0]
+        and found["wraps"] == [[0], [0]]
         and found["wrapped"] == []
     )
 
@@ -85,7 +88,7 @@ def test_automatic_door(before):
     assert found["algos"]["ppo_lstm_seq"] == "zoo_plugins.algos.seq_recurrent_ppo"
     assert found["manager"] == "zoo_plugins.exp_manager"
     assert {name: found["samplers"].count(name) for name in OWN_ALGOS} == dict.fromkeys(OWN_ALGOS, 2)
-    assert found["wraps"] == [1]
+    assert found["wraps"] == [[2], [1]]  # for update ratios, and samplers for HER too
     assert found["wrapped"] == ["get_saved_hyperparams", "create_test_env"]
     assert found["warnings"] == []
 
