@@ -40,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "add-1": dict(kind="add", n_envs=1, n_rows=1e5),
     "add-8": dict(kind="add", n_envs=8, n_rows=1e5, targets=(1.1, 1)),
     "add-32": dict(kind="add", n_envs=32, n_rows=1e5, targets=(1.5, 1.5)),
+    "construct-1-1e6": dict(kind="construct", n_envs=1, n_rows=1e6),
     "construct-8-1e6": dict(kind="construct", n_envs=8, n_rows=1e6),
     "dqn": dict(
         kind="learn", algo="stable_baselines3:DQN", env=BITS, env_kwargs={"n_bits": 10}, timesteps=10_000, targets=(1.19, 1.3)

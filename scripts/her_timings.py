@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch as th
-from her_work import BUFFERS, HER_KWARGS, LENGTH, TOY, Feed, whole_episodes
+from her_work import BUFFERS, HER_KWARGS, LENGTH, TOY, Feed, make_buffer, whole_episodes
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
@@ -72,7 +72,8 @@ def time_samples(case: dict[str, Any], scale: float) -> list[dict[str, Any]]:
     env = make_envs(TOY, n_envs, subproc=case.get("subproc", False))
     normalize = VecNormalize(env)
     normalize.reset()
-    feeds = {side: Feed(side, env, whole_episodes(scale * case["n_rows"], n_envs)) for side in BUFFERS}
+    n_rows = whole_episodes(scale * case["n_rows"], n_envs)
+    feeds = {side: Feed(make_buffer(side, env, n_rows), env) for side in BUFFERS}
     for feed in feeds.values():
         feed.fill()
     # A process that waits for another one takes no CPU time
@@ -109,7 +110,8 @@ def time_adds(case: dict[str, Any], scale: float) -> list[dict[str, Any]]:
     :return: microseconds per call, by round and side
     """
     env = make_envs(TOY, case["n_envs"])
-    feeds = {side: Feed(side, env, whole_episodes(scale * case["n_rows"], case["n_envs"])) for side in BUFFERS}
+    n_rows = whole_episodes(scale * case["n_rows"], case["n_envs"])
+    feeds = {side: Feed(make_buffer(side, env, n_rows), env) for side in BUFFERS}
     for feed in feeds.values():
         feed.fill()
     n_steps = 10 * LENGTH
@@ -141,12 +143,12 @@ def construct(case: dict[str, Any], side: str, scale: float) -> dict[str, float]
     :return: CPU seconds; MiB of the empty and of the full buffer
     """
     env = make_envs(TOY, case["n_envs"])
-    Feed(side, env, whole_episodes(0, case["n_envs"])).fill()  # imports, and what else happens once
+    Feed(make_buffer(side, env, whole_episodes(0, case["n_envs"])), env).fill()  # imports, and what else happens once
     n_rows = whole_episodes(scale * case["n_rows"], case["n_envs"])
     before, start = resident_mib(), time.process_time()
-    feed = Feed(side, env, n_rows)
+    buffer = make_buffer(side, env, n_rows)
     seconds, empty = time.process_time() - start, resident_mib()
-    feed.fill()
+    Feed(buffer, env).fill()
     return {"seconds": seconds, "empty_mib": empty - before, "full_mib": resident_mib() - before}
 
 
@@ -154,7 +156,7 @@ def learn(case: dict[str, Any], side: str, seed: int, scale: float) -> dict[str,
     """
     Train a model, with one update per timestep.
 
-    :param case: Algorithm, its arguments, environment, number of environments and timesteps
+    :param case: Algorithm, environment and its arguments, number of environments and timesteps
     :param side: One of LEARNING_SIDES
     :param seed: Random seed
     :param scale: Factor on the number of timesteps
@@ -176,7 +178,6 @@ def learn(case: dict[str, Any], side: str, seed: int, scale: float) -> dict[str,
         gradient_steps=n_envs,
         seed=seed,
         device="cpu",
-        **case.get("arguments", {}),
     )
     seconds = {"collect_rollouts": 0.0, "train": 0.0}
     for name in seconds:

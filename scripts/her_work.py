@@ -74,19 +74,29 @@ if "ToyReach-v0" not in gym.registry:
     gym.register("ToyReach-v0", entry_point="her_work:ToyReachEnv", max_episode_steps=LENGTH)
 
 
+def make_buffer(side: str, env: VecEnv, n_rows: int) -> HerReplayBuffer:
+    """
+    Make a buffer.
+
+    :param side: Whose buffer, "sb3" or "ours"
+    :param env: The environment
+    :param n_rows: Number of transitions that it holds
+    :return: the buffer
+    """
+    arguments = dict(device="cpu", n_envs=env.num_envs, **HER_KWARGS)
+    return import_object(BUFFERS[side])(n_rows, env.observation_space, env.action_space, env, **arguments)
+
+
 class Feed:
     """
     A buffer, and an endless stream of transitions for it: one episode of random numbers per environment, again and again.
 
-    :param side: Whose buffer, "sb3" or "ours"
+    :param buffer: The buffer
     :param env: The environment
-    :param n_rows: Number of transitions that the buffer holds
     """
 
-    def __init__(self, side: str, env: VecEnv, n_rows: int):
-        self.buffer: HerReplayBuffer = import_object(BUFFERS[side])(
-            n_rows, env.observation_space, env.action_space, env, device="cpu", n_envs=env.num_envs, **HER_KWARGS
-        )
+    def __init__(self, buffer: HerReplayBuffer, env: VecEnv):
+        self.buffer = buffer
         self._steps = itertools.cycle(make_episode(env))
 
     def add(self, n_steps: int = 1) -> None:

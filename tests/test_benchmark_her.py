@@ -34,7 +34,7 @@ def test_environment():
 def test_full_buffers(side):
     """Both buffers are full, of episodes of 50 steps that the environment ended, all of which can be sampled."""
     env = her_timings.make_envs(her_work.TOY, 2)
-    feed = her_work.Feed(side, env, 200)
+    feed = her_work.Feed(her_work.make_buffer(side, env, 200), env)
     feed.fill()
     assert feed.buffer.full
     assert feed.buffer.size() * 2 == 200
@@ -48,7 +48,7 @@ def test_full_buffers(side):
 def test_content_is_the_same():
     """Both sides are given the same transitions, each of which goes on where the one before ended."""
     env = her_timings.make_envs(her_work.TOY, 3)
-    sides = [her_work.Feed(side, env, 300) for side in her_work.BUFFERS]
+    sides = [her_work.Feed(her_work.make_buffer(side, env, 300), env) for side in her_work.BUFFERS]
     for feed in sides:
         feed.fill()
     theirs, ours = (feed.buffer for feed in sides)
