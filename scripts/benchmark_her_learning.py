@@ -17,13 +17,12 @@ import importlib
 import importlib.util
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from curves import Array, describe, iqm, make_curve, rounded
-from processes import describe_machine, read_versions, run_once, write_report
+from processes import describe_machine, parse_run_options, read_versions, run_all, write_report
 
 from zoo_plugins.registry import import_object
 
@@ -273,19 +272,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=["6bits", "8bits"])
     parser.add_argument("--seeds", nargs="+", type=int, help="default: 0 to 9, 0 to 2 for parking")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of timesteps")
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs at the same time")
-    parser.add_argument("--output", type=Path, default=Path("her-learning"), help="default: her-learning")
-    parser.add_argument("--resume", action="store_true", help="keep runs that were made here with the same settings")
-    parser.add_argument("--settings", type=json.loads, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parse_run_options(parser, "her-learning")
     if args.settings:
         print(json.dumps(train(args.settings)))
         return
-    if args.scale <= 0 or args.jobs < 1:
-        parser.error("--scale must be positive, and --jobs at least 1")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise SystemExit("plots need matplotlib: pip install 'zoo-plugins[plots]'")
 
     settings = {}
     for name in args.cases:
@@ -302,14 +292,11 @@ def main() -> None:
                     "machine": describe_machine(),
                     "versions": read_versions(),
                 }
-    folder = args.output.with_name(f"{args.output.name}-runs")
-    folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(args.jobs) as pool:
-        done = list(pool.map(lambda name: run_once(__file__, settings[name], folder / f"{name}.json", args.resume), settings))
+    done = run_all(__file__, settings, args)
     cases = []
     for name in args.cases:
         runs: dict[str, list[dict[str, Any]]] = {side: [] for side in list_sides(CASES[name])}
-        for run in done:
+        for run in done.values():
             if run["settings"]["case"] == name:
                 runs[run["settings"]["side"]].append(run)
         cases.append(summarize(name, runs))

@@ -15,19 +15,17 @@ OUTPUT-runs/ gets the episodes of each run, as soon as it has ended. In the end:
 """
 
 import argparse
-import importlib.util
 import json
 import math
 import statistics
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from curves import Array, at_points, describe, draw_curve, make_curve, rounded
-from processes import describe_machine, read_versions, run_once, write_report
+from processes import describe_machine, parse_run_options, read_versions, run_all, write_report
 from recurrent_runs import OUR_FILE, UPSTREAM_FILE, make_model, read_hyperparams
 
 from zoo_plugins.registry import import_object
@@ -289,23 +287,14 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", choices=list(ENVS), default=list(ENVS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of timesteps")
     parser.add_argument("--thresholds", nargs="+", type=parse_threshold, default=[], metavar="ENV=RETURN")
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs at the same time")
-    parser.add_argument("--output", type=Path, default=Path("learning"), help="default: learning")
-    parser.add_argument("--resume", action="store_true", help="keep runs that were made here with the same settings")
-    parser.add_argument("--settings", type=json.loads, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parse_run_options(parser, "learning")
     if args.settings:
         print(json.dumps(train(args.settings)))
         return
-    if args.scale <= 0 or args.jobs < 1:
-        parser.error("--scale must be positive, and --jobs at least 1")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise SystemExit("plots need matplotlib: pip install 'zoo-plugins[plots]'")
 
     settings = {
-        (env_id, side, seed): {
+        f"{env_id}-{side}-{seed}": {
             "env": env_id,
             "side": side,
             "seed": seed,
@@ -318,17 +307,11 @@ def main() -> None:
         for env_id in args.envs
         for side in (args.sides if i % 2 == 0 else args.sides[::-1])
     }
-    folder = args.output.with_name(f"{args.output.name}-runs")
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def run(key: tuple[str, str, int]) -> dict[str, Any]:
-        return run_once(__file__, settings[key], folder / f"{'-'.join(map(str, key))}.json", args.resume)
-
-    with ThreadPoolExecutor(args.jobs) as pool:
-        done = dict(zip(settings, pool.map(run, settings), strict=True))
-
+    done = run_all(__file__, settings, args)
     thresholds = {env_id: ENVS[env_id]["threshold"] for env_id in args.envs} | dict(args.thresholds)
-    runs = {env_id: {side: [done[env_id, side, seed] for seed in args.seeds] for side in args.sides} for env_id in args.envs}
+    runs = {
+        env_id: {side: [done[f"{env_id}-{side}-{seed}"] for seed in args.seeds] for side in args.sides} for env_id in args.envs
+    }
     report = {
         "machine": describe_machine(),
         "versions": read_versions(),

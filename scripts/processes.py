@@ -1,10 +1,13 @@
 """What all benchmarks share: processes of their own, runs that are kept, and where it all ran."""
 
+import argparse
+import importlib.util
 import json
 import os
 import platform
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,47 @@ def run_once(script: str, settings: dict[str, Any], path: Path, resume: bool) ->
     path.with_suffix(".new").replace(path)
     print(f"{path.stem}: {done['cpu']:.1f} s, {done['timesteps'] / done['cpu']:.0f} fps", flush=True)
     return done
+
+
+def parse_run_options(parser: argparse.ArgumentParser, output: str) -> argparse.Namespace:
+    """
+    Parse arguments, those of all benchmarks that keep their runs among them.
+
+    :param parser: The parser of the script's own arguments
+    :param output: Default of ``--output``
+    :return: the arguments
+    :raises SystemExit: if they are wrong, or plots can't be drawn
+    """
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of timesteps")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at the same time")
+    parser.add_argument("--output", type=Path, default=Path(output), help=f"default: {output}")
+    parser.add_argument("--resume", action="store_true", help="keep runs that were made here with the same settings")
+    parser.add_argument("--settings", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.scale <= 0 or args.jobs < 1:
+        parser.error("--scale must be positive, and --jobs at least 1")
+    if not args.settings and importlib.util.find_spec("matplotlib") is None:
+        raise SystemExit("plots need matplotlib: pip install 'zoo-plugins[plots]'")
+    return args
+
+
+def run_all(script: str, settings: dict[str, dict[str, Any]], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """
+    Train in processes of their own, each of which writes its result to OUTPUT-runs/.
+
+    :param script: Path of the script
+    :param settings: All that decides about the result, by name of the run
+    :param args: What :func:`parse_run_options` returned
+    :return: results by name of the run
+    """
+    folder = args.output.with_name(f"{args.output.name}-runs")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def run(name: str) -> dict[str, Any]:
+        return run_once(script, settings[name], folder / f"{name}.json", args.resume)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        return dict(zip(settings, pool.map(run, settings), strict=True))
 
 
 def describe_machine() -> str:
