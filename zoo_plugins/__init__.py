@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from zoo_plugins.callbacks import UpdateRatioCallback as UpdateRatioCallback
     from zoo_plugins.registry import AlgoSpec as AlgoSpec
     from zoo_plugins.registry import PluginError as PluginError
+    from zoo_plugins.vec_envs import RayVecEnv as RayVecEnv
 
 _PUBLIC = {
     "AlgoSpec": "zoo_plugins.registry",
     "FastHerReplayBuffer": "zoo_plugins.buffers",
     "MaskableSeqRecurrentPPO": "zoo_plugins.algos",
     "PluginError": "zoo_plugins.registry",
+    "RayVecEnv": "zoo_plugins.vec_envs",
     "SeqRecurrentPPO": "zoo_plugins.algos",
     "SequenceDictRolloutBuffer": "zoo_plugins.buffers",
     "SequenceRolloutBuffer": "zoo_plugins.buffers",

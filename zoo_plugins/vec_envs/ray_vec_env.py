@@ -1,0 +1,305 @@
+"""Environments on every machine of a Ray cluster."""
+
+import pickle
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from zoo_plugins.vec_envs import ray_cluster
+from zoo_plugins.vec_envs.arrays import Frame, StepArrays, observation_parts
+from zoo_plugins.vec_envs.ray_workers import Worker
+from zoo_plugins.vec_envs.supervision import SupervisedWorkers
+from zoo_plugins.vec_envs.worker import Hello, Request
+
+
+class RayVecEnv(VecEnv):
+    """
+    Steps environments in workers on all nodes of a Ray cluster, or in processes of this machine.
+
+    A worker owns several environments, and exchanges one message each way with the driver per step. Ray places the workers,
+    starts them and watches them; observations and actions do not pass through Ray, but through a TCP connection for each
+    worker, which both sides open with a secret key. Ray's cluster has to be a trusted network all the same: nothing is
+    encrypted.
+
+    A program that uses Ray already shares its cluster, which is otherwise that of ``RAY_ADDRESS``, or a new one on this
+    machine, without a dashboard, which ends with the program.
+
+    Environments of one worker share a process, as those of a ``DummyVecEnv`` do: its modules, and NumPy's global generator.
+    Rewards are float32 and observations have the types of their space, as with ``DummyVecEnv``.
+
+    **Faults.** An exception inside an environment is raised here, as the type it has there (see
+    :class:`~zoo_plugins.vec_envs.EnvError`); afterwards the VecEnv can be reset or closed. A worker that ends, or does not
+    answer, is replaced on a living node, with a warning: its environments are made and reset again, with new random seeds
+    and the attributes that ``set_attr`` had set. For each of them the current episode ends with the next step, as truncated:
+    reward 0, done, and an info of ``{"worker_restarted": True, "TimeLimit.truncated": True, "terminal_observation": ...}``,
+    the last one being the last observation that was seen.
+
+    :param env_fns: Functions that return an environment each. They may be lambdas, and make environments that are registered
+        in this process only; modules that they import have to be importable on each node
+    :param envs_per_worker: Environments of each worker. "auto": as many workers as free CPUs, if there are enough environments
+    :param placement: How Ray distributes workers over nodes: "SPREAD" evenly, "PACK" on few, or "STRICT_SPREAD" and
+        "STRICT_PACK" for nothing else than one node each, and one node for all
+    :param resources_per_worker: What Ray reserves for each worker: ``num_cpus``, ``num_gpus``, ``memory`` in bytes, and
+        resources that the cluster was given. ``None``: one CPU, or a part of one if there are more workers than free CPUs
+    :param max_restarts: How often each worker may be replaced, -1 for without limit
+    :param start_timeout: How long it may take to start workers and to make their environments, in seconds
+    :param step_timeout: How long a worker may take to answer, for a step with its resets, in seconds, before it is replaced.
+        ``None``: as long as Ray says that it lives
+    :param runtime_env: Ray's runtime environment for workers, e.g. ``{"working_dir": "."}``
+    :raises RayVecEnvError: if workers can't be started in time, saying which resources were wanted, and which are free
+    :raises EnvError: if an environment can't be made
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        envs_per_worker: int | str = "auto",
+        placement: str = "SPREAD",
+        resources_per_worker: Mapping[str, float] | None = None,
+        max_restarts: int = 5,
+        start_timeout: float = 60.0,
+        step_timeout: float | None = 300.0,
+        runtime_env: Mapping[str, Any] | None = None,
+    ):
+        self.waiting = False
+        self.closed = False
+        if placement not in ray_cluster.STRATEGIES:
+            raise ValueError(f"placement: {placement!r} is none of {', '.join(ray_cluster.STRATEGIES)}")
+        if envs_per_worker != "auto" and not (isinstance(envs_per_worker, int) and envs_per_worker >= 1):
+            raise ValueError(f'envs_per_worker: {envs_per_worker!r} is neither a positive integer nor "auto"')
+        if not env_fns:
+            raise ValueError("env_fns: at least one environment is needed")
+
+        ray_cluster.join_or_start()
+        if envs_per_worker == "auto":
+            envs_per_worker = -(-len(env_fns) // max(1, int(ray_cluster.n_free_cpus())))
+
+        def find_places(n_workers: int) -> ray_cluster.Places:
+            return ray_cluster.Places(n_workers, placement, resources_per_worker, runtime_env, start_timeout)
+
+        self._workers = SupervisedWorkers(
+            env_fns, int(envs_per_worker), find_places, start_timeout, step_timeout, max_restarts
+        )
+        try:
+            self._prepare(len(env_fns))
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, n_envs: int) -> None:
+        first = next(iter(self._workers)).hello
+        for worker in self._workers:
+            if _formats(worker.hello) != _formats(first):
+                raise ValueError(f"{worker} has other spaces than the first: {worker.hello}, not {first}")
+        # Steps alternate between two places in memory, so that one always has the last observations, complete
+        self._arrays = [StepArrays(first.observation_space, n_envs) for _ in range(2)]
+        for worker in self._workers:
+            worker.frames = [Frame(arrays, worker.slice) for arrays in self._arrays]
+        self._current = 0
+        self._action_format = (n_envs, *(first.action_space.shape or ())), first.action_space.dtype
+        super().__init__(n_envs, first.observation_space, first.action_space)
+
+    def reset(self) -> VecEnvObs:
+        """
+        Reset all environments, with the seeds and options that were set for this reset.
+
+        :return: their observations. Shape of each array: ``(n_envs, *shape)``
+        """
+        self._refuse_if(closed=True)
+        self.waiting = False
+        self._current ^= 1
+
+        def body(worker: Worker) -> bytes:
+            return cloudpickle.dumps((self._seeds[worker.slice], self._options[worker.slice]))
+
+        workers = list(self._workers)
+        answers = self._workers.ask(workers, Request.RESET, body, lambda worker: worker.frames[self._current])
+        self.reset_infos = [{} for _ in range(self.num_envs)]
+        for worker, answer in answers.items():
+            worker.fresh = None  # that it was replaced is not of interest to new episodes
+            self._take_infos(worker, answer, [])
+        # Seeds and options are only used once
+        self._reset_seeds()
+        self._reset_options()
+        return self._arrays[self._current].stacked_observations()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """
+        Start to step all environments.
+
+        :param actions: Their actions. Shape: ``(n_envs, *shape)``
+        """
+        self._refuse_if(closed=True, waiting=True)
+        kind, bodies = self._pack(actions)
+        self._current ^= 1
+        self.waiting = True
+        for worker, body in zip(self._workers, bodies, strict=True):
+            if worker.fresh is None:  # else the action belongs to an episode that has been lost
+                self._workers.send(worker, kind, body, worker.frames[self._current])
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """
+        Wait until all environments have been stepped.
+
+        :return: observations, rewards, ends of episodes, and infos, all of them the caller's to change
+        :raises EnvError: if an environment raised an exception
+        :raises RayVecEnvError: if a worker was lost once too often
+        """
+        if not self.waiting:
+            raise RuntimeError("step_wait() was called without step_async()")
+        self.waiting = False
+        try:
+            answers = self._workers.receive([worker for worker in self._workers if worker.fresh is None])
+            self._workers.replace_lost()
+        except BaseException:
+            self._current ^= 1  # nobody sees these observations
+            raise
+        arrays = self._arrays[self._current]
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for worker in self._workers:
+            if worker.fresh is not None:
+                answers[worker] = self._end_lost_episodes(worker, infos)
+        for env in arrays.dones.nonzero()[0].tolist():
+            self.reset_infos[env] = {}
+        for worker, answer in answers.items():
+            self._take_infos(worker, answer, infos)
+        for info, truncated in zip(infos, arrays.truncated.tolist(), strict=True):
+            info["TimeLimit.truncated"] = truncated
+        return arrays.stacked_observations(), arrays.rewards.copy(), arrays.dones.copy(), infos
+
+    def close(self) -> None:
+        """End all workers. Environments have some seconds to close; it may be called again, and at any time."""
+        if not self.closed:
+            self.closed, self.waiting = True, False
+            self._workers.close()
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """
+        Let all environments render.
+
+        :return: an image of each, ``None`` instead if the render mode is not "rgb_array"
+        """
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f"The render mode is {self.render_mode}, but this method assumes it is `rgb_array` to obtain images.",
+                stacklevel=2,
+            )
+            return [None] * self.num_envs
+        return self._call("render", None)
+
+    def has_attr(self, attr_name: str) -> bool:
+        """
+        Check if all environments have an attribute (see base class).
+
+        :param attr_name: Name of the attribute, of the environment or of one of its wrappers
+        :return: whether all have it
+        """
+        return all(self._call("has_attr", None, attr_name))
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """
+        Return an attribute of environments, or of their wrappers (see base class).
+
+        :param attr_name: Name of the attribute
+        :param indices: Indices of environments, ``None`` for all
+        :return: its value in each
+        """
+        return self._call("get_attr", indices, attr_name)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """
+        Set an attribute of the outermost wrapper of environments (see base class), also in those that replace them later.
+
+        :param attr_name: Name of the attribute
+        :param value: Its value, of which each environment gets a copy
+        :param indices: Indices of environments, ``None`` for all
+        """
+        self._call("set_attr", indices, attr_name, value)
+        for env in self._envs(indices):
+            worker = self._workers.of_env(env)
+            worker.attributes[env - worker.envs.start, attr_name] = value
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """
+        Call a method of environments, or of their wrappers (see base class).
+
+        :param method_name: Name of the method
+        :param method_args: Positional arguments
+        :param indices: Indices of environments, ``None`` for all
+        :param method_kwargs: Keyword arguments
+        :return: what each call returned
+        """
+        return self._call("env_method", indices, method_name, method_args, method_kwargs)
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+        """
+        Check if environments are wrapped with a given wrapper (see base class).
+
+        :param wrapper_class: The wrapper
+        :param indices: Indices of environments, ``None`` for all
+        :return: whether each is
+        """
+        return self._call("is_wrapped", indices, wrapper_class)
+
+    def _call(self, name: str, indices: VecEnvIndices, *args: Any) -> list[Any]:
+        self._refuse_if(closed=True, waiting=True)
+        envs = self._envs(indices)
+        of_workers: dict[Worker, list[int]] = {}  # positions among the results
+        for position, env in enumerate(envs):
+            of_workers.setdefault(self._workers.of_env(env), []).append(position)
+
+        def body(worker: Worker) -> bytes:
+            return cloudpickle.dumps((name, [envs[position] - worker.envs.start for position in of_workers[worker]], args))
+
+        answers = self._workers.ask(list(of_workers), Request.CALL, body, lambda worker: worker.no_arrays)
+        results: list[Any] = [None] * len(envs)
+        for worker, answer in answers.items():
+            for position, result in zip(of_workers[worker], pickle.loads(answer), strict=True):
+                results[position] = result
+        return results
+
+    def _envs(self, indices: VecEnvIndices) -> list[int]:
+        return [range(self.num_envs)[index] for index in self._get_indices(indices)]
+
+    def _pack(self, actions: Any) -> tuple[Request, list[bytes]]:
+        if isinstance(actions, np.ndarray) and (actions.shape, actions.dtype) == self._action_format and actions.size:
+            return Request.STEP, [actions[worker.slice].tobytes() for worker in self._workers]
+        # Actions of other types than the space's, which environments get as they are, and those of Dict and Tuple spaces
+        if len(actions) != self.num_envs:
+            raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
+        return Request.STEP_LIST, [cloudpickle.dumps(list(actions[worker.slice])) for worker in self._workers]
+
+    def _take_infos(self, worker: Worker, answer: bytearray, infos: list[dict[str, Any]]) -> None:
+        if answer:
+            of_envs, of_resets = pickle.loads(answer)
+            for env, info in of_envs.items():
+                infos[worker.envs[env]].update(info)
+            for env, info in of_resets.items():
+                self.reset_infos[worker.envs[env]] = info
+
+    def _end_lost_episodes(self, worker: Worker, infos: list[dict[str, Any]]) -> bytearray:
+        arrays, seen = self._arrays[self._current], self._arrays[self._current ^ 1]
+        assert worker.fresh is not None
+        arrays.copy_from(worker.fresh, worker.slice)
+        for env in worker.envs:
+            arrays.dones[env] = arrays.truncated[env] = True
+            infos[env] = {"worker_restarted": True, "terminal_observation": seen.observation(env)}
+        worker.fresh = None
+        return worker.fresh_answer
+
+    def _refuse_if(self, closed: bool = False, waiting: bool = False) -> None:
+        if closed and self.closed:
+            raise RuntimeError("this RayVecEnv is closed")
+        if waiting and self.waiting:
+            raise RuntimeError("step_async() was called: step_wait() has to be called first")
+
+
+def _formats(hello: Hello) -> tuple[Any, ...]:
+    return observation_parts(hello.observation_space), hello.action_space.shape, hello.action_space.dtype

@@ -1,0 +1,307 @@
+"""What runs in a worker: several environments, stepped one after the other for a driver on the other side of a connection."""
+
+import copy
+import os
+import pickle
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from zoo_plugins.vec_envs.arrays import Frame, StepArrays
+from zoo_plugins.vec_envs.connections import MAX_BYTES, Channel, LostConnection, connect
+from zoo_plugins.vec_envs.errors import report
+
+OK, RAISED = 0, 1  # kinds of replies
+
+
+class Request(IntEnum):
+    """Kinds of requests, and what follows the header."""
+
+    STEP = 1  # the bytes of an array of actions
+    STEP_LIST = 2  # a pickled list of actions
+    RESET = 3  # pickled seeds and options
+    CALL = 4  # pickled: name of a method of EnvGroup, indices of environments, arguments
+
+
+@dataclass(frozen=True)
+class Setup:
+    """
+    What a worker needs to make its environments.
+
+    :param env_fns: Pickled functions that return an environment each
+    :param specs: Pickled specifications of environments by id, for those that are registered in the driver
+    """
+
+    env_fns: Sequence[bytes]
+    specs: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Hello:
+    """
+    What a worker tells about its environments, once they are made.
+
+    :param observation_space: Observation space of each
+    :param action_space: Action space of each
+    :param where: Process and node
+    :param pid: Process id
+    """
+
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    where: str
+    pid: int
+
+
+class EnvWorker:
+    """The Ray actor. Ray starts and watches it; what environments are asked and answer takes another way."""
+
+    def serve(self, address: tuple[str, int], key: bytes, number: int, setup: Setup) -> None:
+        """
+        Make environments, and step them until the driver closes the connection.
+
+        :param address: Where the driver listens
+        :param key: What proves to either side that the other is the right one
+        :param number: Number of the worker
+        :param setup: How to make the environments
+        :raises ConnectionError: if the driver can't be reached
+        """
+        try:
+            connected = connect(address, key, number)
+        except OSError as error:
+            raise ConnectionError(
+                f"{_where()} can't connect to the driver at {address[0]}:{address[1]} ({error}): "
+                "does a firewall stand between the nodes?"
+            ) from None
+        channel = Channel(connected)
+        envs: EnvGroup | None = None
+        with suppress(LostConnection):  # the driver closed it, or ended
+            try:
+                envs = _make_envs(channel, setup)
+                while envs is not None:
+                    _answer(channel, envs)
+            finally:
+                channel.close()
+                if envs is not None:
+                    envs.close()
+
+
+class EnvGroup:
+    """
+    Several environments.
+
+    :param envs: The environments; all have the same spaces
+    """
+
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]]):
+        self.envs = envs
+        self.current: int | None = None  # the environment that is being asked, to blame it
+        self.action_space = envs[0].action_space
+        self.observation_space = envs[0].observation_space
+        self.arrays = StepArrays(self.observation_space, len(envs))
+        self.frame = Frame(self.arrays)
+        self.reply_without_arrays = Frame()
+
+    def step(self, actions: Iterable[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
+        """
+        Step all environments, and reset those whose episode ends.
+
+        :param actions: One action for each
+        :return: infos, and infos of resets, by index, of those that have any
+        """
+        arrays, infos, reset_infos = self.arrays, {}, {}
+        for index, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
+            self.current = index
+            observation, reward, terminated, truncated, info = env.step(action)
+            done = bool(terminated or truncated)
+            arrays.rewards[index] = reward
+            arrays.dones[index] = done
+            arrays.truncated[index] = bool(truncated and not terminated)
+            if done:
+                # A copy, as an environment may use one array for all of its observations, and one dict for its infos
+                info = {**info, "terminal_observation": copy.deepcopy(observation)}
+                observation, reset_info = env.reset()
+                if reset_info:
+                    reset_infos[index] = reset_info
+            if info:
+                infos[index] = info
+            arrays.set_observation(index, observation)
+        self.current = None
+        return infos, reset_infos
+
+    def reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]]) -> tuple[dict[int, Any], dict[int, Any]]:
+        """
+        Reset all environments.
+
+        :param seeds: Their seeds
+        :param options: Their options
+        :return: no infos, and infos of resets by index, of those that have any
+        """
+        arrays, reset_infos = self.arrays, {}
+        for index, (env, seed, of_env) in enumerate(zip(self.envs, seeds, options, strict=True)):
+            self.current = index
+            observation, reset_info = env.reset(seed=seed, **({"options": of_env} if of_env else {}))
+            arrays.set_observation(index, observation)
+            if reset_info:
+                reset_infos[index] = reset_info
+        arrays.rewards[:], arrays.dones[:], arrays.truncated[:] = 0.0, False, False
+        self.current = None
+        return {}, reset_infos
+
+    def call(self, name: str, indices: Sequence[int], args: Sequence[Any]) -> list[Any]:
+        """
+        Ask some environments the same.
+
+        :param name: What, one of ``LOOKUPS``
+        :param indices: Which environments
+        :param args: What else it takes
+        :return: their answers
+        """
+        lookup, answers = LOOKUPS[name], []
+        for index in indices:
+            self.current = index
+            answers.append(lookup(self.envs[index], *args))
+        self.current = None
+        return answers
+
+    def close(self) -> None:
+        """Close all environments, even if one of them can't be."""
+        errors = []
+        for env in self.envs:
+            try:
+                env.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def _has_attr(env: gym.Env[Any, Any], name: str) -> bool:
+    try:
+        env.get_wrapper_attr(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def _is_wrapped(env: gym.Env[Any, Any], wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]]) -> bool:
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, wrapper_class):
+            return True
+        env = env.env
+    return False
+
+
+def _env_method(env: gym.Env[Any, Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return env.get_wrapper_attr(name)(*args, **kwargs)
+
+
+LOOKUPS: dict[str, Callable[..., Any]] = {
+    "env_method": _env_method,
+    "get_attr": lambda env, name: env.get_wrapper_attr(name),
+    "has_attr": _has_attr,
+    "is_wrapped": _is_wrapped,
+    "render": lambda env: env.render(),
+    "set_attr": setattr,
+}
+
+
+def _make_envs(channel: Channel, setup: Setup) -> EnvGroup | None:
+    envs: list[gym.Env[Any, Any]] = []
+    try:
+        for env_id, spec in setup.specs.items():
+            if env_id not in gym.registry:
+                gym.registry[env_id] = _load_spec(env_id, spec)
+        for pickled in setup.env_fns:
+            envs.append(_as_gymnasium(pickle.loads(pickled)()))
+        if len({id(env.unwrapped) for env in envs}) < len(envs):
+            raise ValueError("two of the functions that make environments return the same environment")
+        group = EnvGroup(envs)
+        hello = Hello(group.observation_space, group.action_space, _where(), os.getpid())
+        channel.send(OK, cloudpickle.dumps(hello))
+        return group
+    except (Exception, SystemExit) as error:
+        for env in envs:
+            with suppress(Exception):
+                env.close()
+        channel.send(RAISED, pickle.dumps((_where(), report(error, len(envs)))))
+        return None
+
+
+def _load_spec(env_id: str, pickled: bytes) -> EnvSpec:
+    try:
+        return pickle.loads(pickled)
+    except Exception as error:  # of a module that is missing here, which matters to those who make this environment
+        problem = error
+
+    def fail(**kwargs: Any) -> gym.Env[Any, Any]:
+        raise problem
+
+    return EnvSpec(id=env_id, entry_point=fail)
+
+
+def _as_gymnasium(env: Any) -> gym.Env[Any, Any]:
+    if isinstance(env, gym.Env):
+        return env
+    # Not above: it imports PyTorch, which environments may do without
+    from stable_baselines3.common.vec_env.patch_gym import _patch_env
+
+    return _patch_env(env)
+
+
+def _answer(channel: Channel, envs: EnvGroup) -> None:
+    kind, body = channel.receive(envs.reply_without_arrays)
+    arrays = None if kind == Request.CALL else envs.frame
+    try:
+        pickled = _do(envs, kind, body)
+        status = OK
+    except (Exception, SystemExit) as error:
+        pickled, status = pickle.dumps(report(error, envs.current)), RAISED
+        envs.current = None
+    channel.send(status, pickled, arrays)
+
+
+def _do(envs: EnvGroup, kind: int, body: bytearray) -> bytes:
+    if kind == Request.CALL:
+        pickled = cloudpickle.dumps(envs.call(*pickle.loads(body)))
+    elif kind == Request.STEP:
+        space = envs.action_space
+        # The memory of this message is new: environments may write into it, and keep it
+        actions = np.frombuffer(body, space.dtype).reshape(len(envs.envs), *(space.shape or ()))
+        pickled = _dumps(*envs.step(actions))
+    elif kind == Request.STEP_LIST:
+        pickled = _dumps(*envs.step(pickle.loads(body)))
+    elif kind == Request.RESET:
+        pickled = _dumps(*envs.reset(*pickle.loads(body)))
+    else:
+        raise ValueError(f"unknown request {kind}")
+    if len(pickled) > MAX_BYTES:
+        raise ValueError(f"what environments answered takes {len(pickled)} bytes, more than {MAX_BYTES}")
+    return pickled
+
+
+def _dumps(infos: dict[int, Any], reset_infos: dict[int, Any]) -> bytes:
+    if not infos and not reset_infos:
+        return b""
+    try:
+        return pickle.dumps((infos, reset_infos), pickle.HIGHEST_PROTOCOL)
+    except Exception:  # an object of a class of the driver's script
+        return cloudpickle.dumps((infos, reset_infos))
+
+
+def _where() -> str:
+    # Ray is there, since it runs this; tests of this module do without
+    with suppress(ImportError):
+        from ray.util import get_node_ip_address
+
+        return f"process {os.getpid()} on node {get_node_ip_address()}"
+    return f"process {os.getpid()} on {socket.gethostname()}"
