@@ -24,6 +24,7 @@ IN_BUNDLES = {"num_cpus": "CPU", "num_gpus": "GPU"}
 OBJECT_STORE_BYTES = 256 * 2**20
 # Where it starts, Ray makes its workers nice, at 15: they go behind everything else that runs on the machine
 NICENESS = "RAY_worker_niceness"
+PATIENCE = 5.0  # seconds to wait for places that are not a must
 _starting = threading.Lock()
 
 
@@ -65,24 +66,25 @@ def _environment(variable: str, default: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def n_free_cpus() -> float:
+def n_cpus() -> float:
     """
-    Count the CPUs that nobody has reserved.
+    Count the CPUs that nobody has reserved; all of them if none is left.
 
     :return: their number, on all nodes together
     """
-    return float(ray.available_resources().get("CPU", 0.0))
+    return float(ray.available_resources().get("CPU", 0.0)) or float(ray.cluster_resources().get("CPU", 0.0))
 
 
 class Places:
     """
-    Places for workers on the nodes of the cluster: a placement group with a bundle for each.
+    Places for workers on the nodes of the cluster.
 
     :param n_workers: Number of workers
     :param strategy: Ray's strategy, one of ``STRATEGIES``
-    :param resources: What each worker takes, by Ray's names. ``None``: one CPU, or less if there are fewer
+    :param resources: What is reserved for each worker, by Ray's names. ``None``: one CPU, or less if there are fewer, or
+        nothing if all are taken: such workers start all the same
     :param runtime_env: Ray's runtime environment for the workers
-    :param timeout: How long to wait for places, in seconds
+    :param timeout: How long starting may take, in seconds; half of it is spent on waiting for places
     :raises RayVecEnvError: if there are none until then, with what was wanted, and what is free
     """
 
@@ -94,30 +96,38 @@ class Places:
         runtime_env: Mapping[str, Any] | None,
         timeout: float,
     ):
-        self._reserved = resources is not None
+        self._optional = resources is None
         self._runtime_env = None if runtime_env is None else dict(runtime_env)
         wanted = {"num_cpus": _share_of_cpus(n_workers)} if resources is None else resources
         self._bundle = {IN_BUNDLES.get(name, name): float(amount) for name, amount in wanted.items() if amount}
-        if not self._bundle:
+        self._group: PlacementGroup | None = None
+        if self._bundle:
+            self._group = placement_group([dict(self._bundle)] * n_workers, strategy=strategy)
+        elif not self._optional:
             raise ValueError("resources_per_worker: a worker must take something of a node, for example num_cpus=0.1")
-        self._group: PlacementGroup | None = placement_group([dict(self._bundle)] * n_workers, strategy=strategy)
+        patience = min(timeout / 2, PATIENCE) if self._optional else timeout / 2
+        if not self._is_placed(patience):
+            self.remove()
+            if not self._optional:
+                raise RayVecEnvError(f"no place for {n_workers} workers after {patience:g} s: {self.shortage()}")
+
+    def _is_placed(self, timeout: float) -> bool:
         try:
-            placed = self._group.wait(timeout)
+            return self._group is None or self._group.wait(timeout)
         except BaseException:
             self.remove()
             raise
-        if not placed:
-            self.remove()
-            raise RayVecEnvError(f"no place for {n_workers} workers after {timeout:g} s: {self.shortage()}")
 
-    def host(self) -> str:
+    def host(self, again: bool) -> str:
         """
         Tell where the driver has to listen.
 
+        :param again: Whether workers have to find other places than they had
         :return: this machine's loopback address if all places are on it, else its address as Ray knows it
         """
-        assert self._group is not None
-        nodes = set(placement_group_table(self._group)["bundles_to_node_id"].values())
+        nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        if self._group is not None and not (again and self._optional):
+            nodes &= set(placement_group_table(self._group)["bundles_to_node_id"].values())
         if nodes == {ray.get_runtime_context().get_node_id()}:
             return "127.0.0.1"
         return str(ray.util.get_node_ip_address())
@@ -130,12 +140,11 @@ class Places:
         :param again: Whether it was lost, and its place possibly with it
         :return: options of an actor
         """
-        assert self._group is not None
         options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0}
         if self._runtime_env is not None:
             options["runtime_env"] = self._runtime_env
-        if again and not self._reserved:
-            # Wherever a node lives: nobody asked for a CPU, and there may be fewer of them now
+        if self._group is None or (again and self._optional):
+            # Wherever a node lives: nobody insists on a CPU, and there may be fewer of them now
             return {**options, "num_cpus": 0, "scheduling_strategy": "SPREAD"}
         amounts = dict(self._bundle)
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
@@ -155,10 +164,10 @@ class Places:
         :return: part of a message
         """
         total, free = ray.cluster_resources(), ray.available_resources()
-        there = [f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in self._bundle]
         wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._bundle.items())
+        there = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in dict.fromkeys((*self._bundle, "CPU")))
         nodes = sum(node["Alive"] for node in ray.nodes())
-        return f"each takes {wanted}, and {', '.join(there)} are free on {nodes} node{'s' if nodes > 1 else ''}"
+        return f"each takes {wanted or 'no CPU'}; free are {there}, on {nodes} node{'s' if nodes > 1 else ''}"
 
     def remove(self) -> None:
         """Give the places back."""
@@ -168,9 +177,7 @@ class Places:
 
 
 def _share_of_cpus(n_workers: int) -> float:
-    # Few enough that all fit, however the CPUs are distributed over the nodes; Ray counts in ten thousandths
+    # So little that all fit, however the CPUs are distributed over the nodes; Ray counts in ten thousandths
     nodes = sum(node["Alive"] and node["Resources"].get("CPU", 0) > 0 for node in ray.nodes())
-    cpus = n_free_cpus()
-    if cpus < 0.01 * n_workers:  # all reserved by others: wait for them
-        cpus = float(ray.cluster_resources().get("CPU", 0.0))
+    cpus = float(ray.available_resources().get("CPU", 0.0))
     return min(1.0, math.floor(1e4 * cpus / (n_workers + max(nodes, 1) - 1)) / 1e4)

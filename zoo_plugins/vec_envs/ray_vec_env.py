@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,8 @@ class RayVecEnv(VecEnv):
     :param placement: How Ray distributes workers over nodes: "SPREAD" evenly, "PACK" on few, or "STRICT_SPREAD" and
         "STRICT_PACK" for nothing else than one node each, and one node for all
     :param resources_per_worker: What Ray reserves for each worker: ``num_cpus``, ``num_gpus``, ``memory`` in bytes, and
-        resources that the cluster was given. ``None``: one CPU, or a part of one if there are more workers than free CPUs
+        resources that the cluster was given. ``None``: one CPU, a part of one if there are more workers than free CPUs, or
+        nothing if there are none
     :param max_restarts: How often each worker may be replaced, -1 for without limit
     :param start_timeout: How long it may take to start workers and to make their environments, in seconds
     :param step_timeout: How long a worker may take to answer, for a step with its resets, in seconds, before it is replaced.
@@ -77,7 +79,7 @@ class RayVecEnv(VecEnv):
 
         ray_cluster.join_or_start()
         if envs_per_worker == "auto":
-            envs_per_worker = -(-len(env_fns) // max(1, int(ray_cluster.n_free_cpus())))
+            envs_per_worker = -(-len(env_fns) // max(1, int(ray_cluster.n_cpus())))
 
         def find_places(n_workers: int) -> ray_cluster.Places:
             return ray_cluster.Places(n_workers, placement, resources_per_worker, runtime_env, start_timeout)
@@ -85,6 +87,8 @@ class RayVecEnv(VecEnv):
         self._workers = SupervisedWorkers(
             env_fns, int(envs_per_worker), find_places, start_timeout, step_timeout, max_restarts
         )
+        # Who forgets to close it, or replaces it in a notebook, gets the CPUs back
+        self._finalizer = weakref.finalize(self, self._workers.close)
         try:
             self._prepare(len(env_fns))
         except BaseException:
@@ -176,7 +180,7 @@ class RayVecEnv(VecEnv):
         """End all workers. Environments have some seconds to close; it may be called again, and at any time."""
         if not self.closed:
             self.closed, self.waiting = True, False
-            self._workers.close()
+            self._finalizer()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """
@@ -255,8 +259,10 @@ class RayVecEnv(VecEnv):
         for position, env in enumerate(envs):
             of_workers.setdefault(self._workers.of_env(env), []).append(position)
 
+        pickled = cloudpickle.dumps(args)
+
         def body(worker: Worker) -> bytes:
-            return cloudpickle.dumps((name, [envs[position] - worker.envs.start for position in of_workers[worker]], args))
+            return pickle.dumps((name, [envs[position] - worker.envs.start for position in of_workers[worker]], pickled))
 
         answers = self._workers.ask(list(of_workers), Request.CALL, body, lambda worker: worker.no_arrays)
         results: list[Any] = [None] * len(envs)

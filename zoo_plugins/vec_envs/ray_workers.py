@@ -84,7 +84,10 @@ class Worker:
         except ray.exceptions.GetTimeoutError:
             return ""
         except Exception as error:  # Ray's own, or what the worker raised
-            return " ".join(str(getattr(error, "cause", None) or error).split())
+            text = " ".join(str(getattr(error, "cause", None) or error).split())
+            # Of a dead actor, Ray first tells all of its ids, and at last what might have happened
+            text = text.rpartition("The actor is dead because ")[2]
+            return text.partition(". Some common causes include")[0]
         return ""
 
     def greet(self) -> None:
@@ -178,7 +181,8 @@ class Workers:
         """
         deadline = time.monotonic() + self._start_timeout
         key = secrets.token_bytes(32)
-        with Listener(self._places.host(), key, backlog=len(workers)) as listener:
+        again = any(worker.restarts for worker in workers)
+        with Listener(self._places.host(again), key, backlog=len(workers)) as listener:
             for worker in workers:
                 options = self._places.options(worker.number, again=worker.restarts > 0)
                 worker.launch(self._actor_class, options, listener.address, key)

@@ -143,7 +143,7 @@ class SupervisedWorkers(Workers):
         # Not from NumPy's global generator, whose numbers belong to the program
         seeds = np.random.SeedSequence().generate_state(n_envs).tolist()
         requests: list[tuple[Request, tuple[Any, ...], Frame]] = [
-            (Request.CALL, ("set_attr", [env], (name, value)), worker.no_arrays)
+            (Request.CALL, ("set_attr", [env], cloudpickle.dumps((name, value))), worker.no_arrays)
             for (env, name), value in worker.attributes.items()
         ]
         requests.append((Request.RESET, (seeds, [{}] * n_envs), Frame(arrays)))

@@ -29,7 +29,7 @@ class Request(IntEnum):
     STEP = 1  # the bytes of an array of actions
     STEP_LIST = 2  # a pickled list of actions
     RESET = 3  # pickled seeds and options
-    CALL = 4  # pickled: name of a method of EnvGroup, indices of environments, arguments
+    CALL = 4  # pickled: name of a lookup, indices of environments, and its other arguments, which are pickled themselves
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class EnvGroup:
         arrays, reset_infos = self.arrays, {}
         for index, (env, seed, of_env) in enumerate(zip(self.envs, seeds, options, strict=True)):
             self.current = index
-            observation, reset_info = env.reset(seed=seed, **({"options": of_env} if of_env else {}))
+            observation, reset_info = env.reset(seed=seed, **({"options": copy.deepcopy(of_env)} if of_env else {}))
             arrays.set_observation(index, observation)
             if reset_info:
                 reset_infos[index] = reset_info
@@ -157,19 +157,19 @@ class EnvGroup:
         self.current = None
         return {}, reset_infos
 
-    def call(self, name: str, indices: Sequence[int], args: Sequence[Any]) -> list[Any]:
+    def call(self, name: str, indices: Sequence[int], args: bytes) -> list[Any]:
         """
         Ask some environments the same.
 
         :param name: What, one of ``LOOKUPS``
         :param indices: Which environments
-        :param args: What else it takes
+        :param args: What else it takes, pickled, so that no two environments share it
         :return: their answers
         """
         lookup, answers = LOOKUPS[name], []
         for index in indices:
             self.current = index
-            answers.append(lookup(self.envs[index], *args))
+            answers.append(lookup(self.envs[index], *pickle.loads(args)))
         self.current = None
         return answers
 
@@ -279,7 +279,7 @@ def _do(envs: EnvGroup, kind: int, body: bytearray) -> bytes:
         actions = np.frombuffer(body, space.dtype).reshape(len(envs.envs), *(space.shape or ()))
         pickled = _dumps(*envs.step(actions))
     elif kind == Request.STEP_LIST:
-        pickled = _dumps(*envs.step(pickle.loads(body)))
+        pickled = _dumps(*envs.step(map(copy.deepcopy, pickle.loads(body))))
     elif kind == Request.RESET:
         pickled = _dumps(*envs.reset(*pickle.loads(body)))
     else:

@@ -1,0 +1,124 @@
+"""Environments whose observations tell where they come from, and which do what they are ordered. Workers import this file."""
+
+import copy
+import os
+import signal
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+SPACES = {
+    "box": spaces.Box(-1, 1, (2,), np.float32),
+    "box64": spaces.Box(-1, 1, (2, 3), np.float64),
+    "discrete": spaces.Discrete(5),
+    "multi_discrete": spaces.MultiDiscrete([3, 4]),
+    "multi_binary": spaces.MultiBinary(3),
+    "image": spaces.Box(0, 255, (6, 5, 3), np.uint8),
+}
+SPACES["dict"] = spaces.Dict(dict(SPACES))
+SPACES["tuple"] = spaces.Tuple([SPACES["box"], SPACES["discrete"], SPACES["image"]])
+
+
+class RandomEnv(gym.Env):
+    """Random observations and rewards, and infos that are sometimes empty; episodes of 3 to 12 steps that end in any way."""
+
+    def __init__(self, space: str, action_space: str | None = None):
+        # Copies, as spaces have generators
+        self.observation_space = copy.deepcopy(SPACES[space])
+        self.action_space = copy.deepcopy(SPACES[action_space or space])
+
+    def _observation(self) -> Any:
+        return self.observation_space.sample()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.t = 0
+        self.length = int(self.np_random.integers(3, 13))
+        self.info = {"length": self.length} if self.length % 2 else {}
+        return self._observation(), dict(self.info)
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.t += 1
+        over = self.t == self.length
+        info = {"t": self.t, "array": np.full(2, self.t)} if self.t % 3 == 0 else {}
+        return self._observation(), self.np_random.random(), over and self.length % 3 > 0, over and self.length % 4 < 2, info
+
+
+class OrderedEnv(gym.Env):
+    """
+    Observation: [env_id, number of resets, t], always the same array; reward: t; info: always the same dict.
+
+    The next step, or whatever ``at`` says, does what ``order`` was given. It writes into its action, and keeps it.
+    """
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, env_id: int = 0, length: int = 5, render_mode: str | None = None):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.render_mode = render_mode
+        self.length = length
+        self.level = 0
+        self.target = np.zeros(2)
+        self.observation = np.array([env_id, 0, 0], np.float32)
+        self.info: dict[str, Any] = {}
+        self.actions: list[np.ndarray] = []
+        self.orders: dict[str, str] = {}
+
+    def order(self, what: str, at: str = "step") -> None:
+        self.orders[at] = what
+
+    def _obey(self, at: str) -> None:
+        what = self.orders.pop(at, None)
+        if what == "raise":
+            raise RuntimeError("simulator exploded at t=2")
+        if what == "raise own":
+            raise OwnError("a", "b")
+        if what == "exit":
+            raise SystemExit(3)
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what is not None:
+            time.sleep(float(what))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self._obey("reset")
+        self.observation[1] += 1
+        self.observation[2] = 0
+        return self.observation, {"seed": seed, "options": options}
+
+    def step(self, action):
+        self._obey("step")
+        action *= 0.5
+        self.actions.append(action)
+        self.target += 1
+        self.observation[2] += 1
+        return self.observation, self.observation[2], False, self.observation[2] >= self.length, self.info
+
+    def render(self):
+        self._obey("render")
+        return np.full((4, 6, 3), self.observation[0], np.uint8)
+
+    def close(self):
+        self._obey("close")
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class OwnError(ValueError):
+    """An exception whose constructor takes something else than what it keeps."""
+
+    def __init__(self, first: str, second: str):
+        super().__init__(f"{first} and {second}")
+
+
+def ordered(env_id: int, **kwargs: Any) -> OrderedEnv:
+    return OrderedEnv(env_id, **kwargs)
