@@ -165,7 +165,9 @@ class Places:
         """
         total, free = ray.cluster_resources(), ray.available_resources()
         wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._bundle.items())
-        there = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in dict.fromkeys((*self._bundle, "CPU")))
+        there = ", ".join(
+            f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in dict.fromkeys((*self._bundle, "CPU"))
+        )
         nodes = sum(node["Alive"] for node in ray.nodes())
         return f"each takes {wanted or 'no CPU'}; free are {there}, on {nodes} node{'s' if nodes > 1 else ''}"
 
