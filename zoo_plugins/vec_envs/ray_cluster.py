@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from zoo_plugins.vec_envs.errors import RayVecEnvError
 try:
     import ray
     from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 except ImportError as error:
     raise ImportError("RayVecEnv needs Ray: pip install 'zoo-plugins[ray]'") from error
 
@@ -132,19 +133,21 @@ class Places:
             return "127.0.0.1"
         return str(ray.util.get_node_ip_address())
 
-    def options(self, number: int, again: bool) -> dict[str, Any]:
+    def options(self, number: int, node: str | None = None) -> dict[str, Any]:
         """
         Tell Ray where to start a worker.
 
         :param number: Number of the worker
-        :param again: Whether it was lost, and its place possibly with it
+        :param node: Node to take if nothing has to be reserved, ``None`` for a worker that was not lost
         :return: options of an actor
         """
         options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0}
         if self._runtime_env is not None:
             options["runtime_env"] = self._runtime_env
-        if self._group is None or (again and self._optional):
-            # Wherever a node lives: nobody insists on a CPU, and there may be fewer of them now
+        if self._optional and node is not None:
+            # Not in the group, part of which may have been on a node that is gone
+            return {**options, "num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+        if self._group is None:
             return {**options, "num_cpus": 0, "scheduling_strategy": "SPREAD"}
         amounts = dict(self._bundle)
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
@@ -176,6 +179,25 @@ class Places:
         if self._group is not None and ray.is_initialized():
             remove_placement_group(self._group)
         self._group = None
+
+
+def living_nodes() -> list[str]:
+    """
+    Find the nodes that can be reached now. Ray itself takes some time to notice that one can't.
+
+    :return: their ids, this one first
+    """
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [node for node in ray.nodes() if node["Alive"] and (node["NodeID"] == here or _is_reachable(node))]
+    return sorted((node["NodeID"] for node in nodes), key=lambda node: node != here)
+
+
+def _is_reachable(node: Mapping[str, Any]) -> bool:
+    try:
+        with socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=1.0):
+            return True
+    except OSError:
+        return False
 
 
 def _share_of_cpus(n_workers: int) -> float:

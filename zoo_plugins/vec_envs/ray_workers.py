@@ -3,6 +3,7 @@
 import pickle
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,7 +16,7 @@ from ray.actor import ActorHandle
 from zoo_plugins.vec_envs.arrays import Frame, StepArrays
 from zoo_plugins.vec_envs.connections import Channel, Listener, LostConnection
 from zoo_plugins.vec_envs.errors import RayVecEnvError, Report
-from zoo_plugins.vec_envs.ray_cluster import Places
+from zoo_plugins.vec_envs.ray_cluster import Places, living_nodes
 from zoo_plugins.vec_envs.worker import OK, EnvWorker, Hello, Setup
 
 CLOSE_TIMEOUT = 5.0  # seconds that environments have to close
@@ -86,8 +87,8 @@ class Worker:
         except Exception as error:  # Ray's own, or what the worker raised
             text = " ".join(str(getattr(error, "cause", None) or error).split())
             # Of a dead actor, Ray first tells all of its ids, and at last what might have happened
-            text = text.rpartition("The actor is dead because ")[2]
-            return text.partition(". Some common causes include")[0]
+            text = text.rpartition("The actor is dead because ")[2].partition(". Some common causes include")[0]
+            return text.partition(" class_name: ")[0]
         return ""
 
     def greet(self) -> None:
@@ -182,10 +183,10 @@ class Workers:
         deadline = time.monotonic() + self._start_timeout
         key = secrets.token_bytes(32)
         again = any(worker.restarts for worker in workers)
+        nodes = self._choose_nodes(workers) if again else [None] * len(workers)
         with Listener(self._places.host(again), key, backlog=len(workers)) as listener:
-            for worker in workers:
-                options = self._places.options(worker.number, again=worker.restarts > 0)
-                worker.launch(self._actor_class, options, listener.address, key)
+            for worker, node in zip(workers, nodes, strict=True):
+                worker.launch(self._actor_class, self._places.options(worker.number, node), listener.address, key)
             self._accept(listener, {worker.number: worker for worker in workers}, deadline)
         for worker in workers:
             worker.channel.set_timeout(max(1.0, deadline - time.monotonic()))
@@ -196,6 +197,22 @@ class Workers:
                 raise WorkerDied(f"{worker} did not make its environments: {cause or error}") from error
             worker.channel.set_timeout(self._step_timeout)
             worker.lost = None
+
+    def _choose_nodes(self, lost: Sequence[Worker]) -> Sequence[str | None]:
+        """
+        Choose nodes for workers that take the place of others.
+
+        :param lost: The workers
+        :return: for each the node where it was, or else the one with the fewest workers
+        """
+        living = living_nodes()
+        load = Counter(worker.hello.node for worker in self._workers if worker not in lost)
+        nodes = []
+        for worker in lost:
+            before = worker.hello.node
+            nodes.append(before if before in living else min(living, key=lambda node: load[node]))
+            load[nodes[-1]] += 1
+        return nodes
 
     def _accept(self, listener: Listener, missing: dict[int, Worker], deadline: float) -> None:
         while missing:

@@ -3,7 +3,6 @@
 import copy
 import os
 import pickle
-import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,12 +52,14 @@ class Hello:
     :param observation_space: Observation space of each
     :param action_space: Action space of each
     :param where: Process and node
+    :param node: Ray's id of the node
     :param pid: Process id
     """
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     where: str
+    node: str
     pid: int
 
 
@@ -226,7 +227,7 @@ def _make_envs(channel: Channel, setup: Setup) -> EnvGroup | None:
         if len({id(env.unwrapped) for env in envs}) < len(envs):
             raise ValueError("two of the functions that make environments return the same environment")
         group = EnvGroup(envs)
-        hello = Hello(group.observation_space, group.action_space, _where(), os.getpid())
+        hello = Hello(group.observation_space, group.action_space, _where(), _node(), os.getpid())
         channel.send(OK, cloudpickle.dumps(hello))
         return group
     except (Exception, SystemExit) as error:
@@ -299,9 +300,13 @@ def _dumps(infos: dict[int, Any], reset_infos: dict[int, Any]) -> bytes:
 
 
 def _where() -> str:
-    # Ray is there, since it runs this; tests of this module do without
-    with suppress(ImportError):
-        from ray.util import get_node_ip_address
+    from ray.util import get_node_ip_address
 
-        return f"process {os.getpid()} on node {get_node_ip_address()}"
-    return f"process {os.getpid()} on {socket.gethostname()}"
+    return f"process {os.getpid()} on node {get_node_ip_address()}"
+
+
+def _node() -> str:
+    import ray
+
+    # Without Ray in tests of this module only
+    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
