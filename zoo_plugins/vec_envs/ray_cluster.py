@@ -149,16 +149,8 @@ class Places:
             return {**options, "num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
         if self._group is None:
             return {**options, "num_cpus": 0, "scheduling_strategy": "SPREAD"}
-        amounts = dict(self._bundle)
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
-        return {
-            **options,
-            "num_cpus": amounts.pop("CPU", 0),
-            "num_gpus": amounts.pop("GPU", 0),
-            "memory": int(amounts.pop("memory", 0)) or None,
-            "resources": amounts,
-            "scheduling_strategy": place,
-        }
+        return {**options, **_amounts(self._bundle), "scheduling_strategy": place}
 
     def shortage(self) -> str:
         """
@@ -179,6 +171,28 @@ class Places:
         if self._group is not None and ray.is_initialized():
             remove_placement_group(self._group)
         self._group = None
+
+
+def options_of_one(resources: Mapping[str, float] | None, runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
+    """
+    Tell Ray where to start an actor for a moment.
+
+    :param resources: What is reserved for it, by Ray's names. ``None``: nothing
+    :param runtime_env: Ray's runtime environment for it
+    :return: options of an actor
+    """
+    options = _amounts({IN_BUNDLES.get(name, name): float(amount) for name, amount in (resources or {}).items()})
+    return options if runtime_env is None else {**options, "runtime_env": dict(runtime_env)}
+
+
+def _amounts(bundle: Mapping[str, float]) -> dict[str, Any]:
+    others = dict(bundle)
+    return {
+        "num_cpus": others.pop("CPU", 0),
+        "num_gpus": others.pop("GPU", 0),
+        "memory": int(others.pop("memory", 0)) or None,
+        "resources": others,
+    }
 
 
 def living_nodes() -> list[str]:

@@ -140,7 +140,7 @@ class Workers:
         start_timeout: float,
         step_timeout: float | None,
     ):
-        specs = _own_specs()
+        specs = own_specs()
         pickled = [cloudpickle.dumps(env_fn) for env_fn in env_fns]
         starts = range(0, len(env_fns), envs_per_worker)
         ranges = [range(start, min(start + envs_per_worker, len(env_fns))) for start in starts]
@@ -244,7 +244,7 @@ class Workers:
         self._places.remove()
 
 
-def _own_specs() -> dict[str, bytes]:
+def own_specs() -> dict[str, bytes]:
     """
     Find environments that workers may not know, as they were registered in this process.
 
