@@ -1,6 +1,7 @@
 """Try an environment in a worker, to know how many of them a worker should have."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -50,7 +51,7 @@ def measure_step(env_fn: Callable[[], gym.Env[Any, Any]], options: Mapping[str, 
     actor_class: Any = ray.remote(EnvWorker)
     actor = actor_class.options(**options).remote()
     try:
-        return ray.get(actor.measure.remote(Setup([cloudpickle.dumps(env_fn)], own_specs())), timeout=timeout)
+        return ray.get(actor.measure.remote(Setup([cloudpickle.dumps(env_fn)], own_specs(), tuple(sys.path))), timeout=timeout)
     except Exception:  # an environment that can't be made is told about when it has to be
         return None
     finally:

@@ -2,6 +2,7 @@
 
 import pickle
 import secrets
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -144,9 +145,10 @@ class Workers:
         pickled = [cloudpickle.dumps(env_fn) for env_fn in env_fns]
         starts = range(0, len(env_fns), envs_per_worker)
         ranges = [range(start, min(start + envs_per_worker, len(env_fns))) for start in starts]
-        self._workers = [
-            Worker(number, envs, Setup([pickled[index] for index in envs], specs)) for number, envs in enumerate(ranges)
-        ]
+        self._workers = []
+        for number, envs in enumerate(ranges):
+            setup = Setup([pickled[index] for index in envs], specs, tuple(sys.path))
+            self._workers.append(Worker(number, envs, setup))
         self._start_timeout = start_timeout
         self._step_timeout = step_timeout
         self._actor_class = ray.remote(EnvWorker)

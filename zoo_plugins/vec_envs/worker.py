@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,10 +40,12 @@ class Setup:
 
     :param env_fns: Pickled functions that return an environment each
     :param specs: Pickled specifications of environments by id, for those that are registered in the driver
+    :param path: Where the driver looks for modules
     """
 
     env_fns: Sequence[bytes]
     specs: dict[str, bytes]
+    path: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,8 @@ def _make_envs(channel: Channel, setup: Setup) -> EnvGroup | None:
 
 
 def _make(setup: Setup) -> Iterator[gym.Env[Any, Any]]:
+    # Last, as a worker's own modules come first; a folder that is not here does no harm
+    sys.path += [folder for folder in setup.path if folder not in sys.path]
     for env_id, spec in setup.specs.items():
         if env_id not in gym.registry:
             gym.registry[env_id] = _load_spec(env_id, spec)
