@@ -1,14 +1,22 @@
-"""The zoo with ``vec_env_class: ray``: training in workers, evaluation here, and trials that leave nothing behind."""
+"""The zoo with ``vec_env_class: ray``; trials that leave nothing behind; and buffers when a worker is lost."""
 
+import functools
+import os
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rl_zoo3 import ALGOS
+from stable_baselines3 import DQN, HerReplayBuffer
 from stable_baselines3 import PPO as PPOAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tests.managers import HER, LSTM, PPO, SAC, make_manager, set_up
-from zoo_plugins import RayVecEnv
+from tests.ray_envs import OrderedEnv
+from zoo_plugins import RayVecEnv, SeqRecurrentPPO
 
 pytestmark = [
     pytest.mark.usefixtures("local_ray"),
@@ -73,3 +81,53 @@ def test_trials_leave_nothing_behind(local_ray, tmp_path, monkeypatch):
     manager.hyperparameters_optimization()
     assert len(seen) == 5
     assert max(seen[1:]) <= seen[1] + 1
+
+
+class Killing(BaseCallback):
+    """Kill the worker of environment 0 at some calls."""
+
+    def __init__(self, *at):
+        super().__init__()
+        self.at = at
+
+    def _on_step(self):
+        if self.n_calls in self.at:
+            os.kill(self.training_env.unwrapped._workers.of_env(0).hello.pid, signal.SIGKILL)
+        return True
+
+
+def test_lost_worker_in_hindsight_replay():
+    """The episode that was lost ends as a timeout with the last observation that was seen, and the next one is whole."""
+    vec_env = RayVecEnv([functools.partial(BitFlippingEnv, n_bits=3, max_steps=5)] * 2, envs_per_worker=1)
+    model = DQN(
+        "MultiInputPolicy", vec_env, replay_buffer_class=HerReplayBuffer, learning_starts=20, buffer_size=60, device="cpu"
+    )
+    model.exploration_schedule = lambda _: 1.0
+    with pytest.warns(UserWarning, match="lost worker 0"):
+        model.learn(50, callback=Killing(2, 13))
+    buffer = model.replay_buffer
+    for name in ("observation", "achieved_goal"):
+        nexts, observations = buffer.next_observations[name], buffer.observations[name]
+        for t in range(24):
+            for env in range(2):
+                if not buffer.dones[t, env]:
+                    np.testing.assert_array_equal(nexts[t, env], observations[t + 1, env])
+    np.testing.assert_array_equal(
+        buffer.next_observations["observation"][[2, 13], 0], buffer.observations["observation"][[2, 13], 0]
+    )
+    assert buffer.dones[[2, 13], 0].all()
+    assert buffer.timeouts[[2, 13], 0].all()
+    assert buffer.ep_length[0, 0] == 3
+    vec_env.close()
+
+
+def test_lost_worker_in_recurrent_rollout():
+    """A new episode starts in the rollout where the worker was lost, so that the LSTM starts from zeros."""
+    vec_env = RayVecEnv([functools.partial(OrderedEnv, length=100)] * 2, envs_per_worker=1)
+    model = SeqRecurrentPPO("MlpLstmPolicy", vec_env, n_steps=8, batch_size=8, n_epochs=1, device="cpu")
+    with pytest.warns(UserWarning, match="lost worker 0"):
+        model.learn(16, callback=Killing(3))
+    starts = model.rollout_buffer.episode_starts
+    assert starts[:, 0].tolist() == [1, 0, 0, 0, 1, 0, 0, 0]
+    assert starts[:, 1].tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+    vec_env.close()
