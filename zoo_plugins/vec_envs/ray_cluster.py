@@ -25,6 +25,8 @@ IN_BUNDLES = {"num_cpus": "CPU", "num_gpus": "GPU"}
 OBJECT_STORE_BYTES = 256 * 2**20
 # Where it starts, Ray makes its workers nice, at 15: they go behind everything else that runs on the machine
 NICENESS = "RAY_worker_niceness"
+# A byte, as Ray has actors that need nothing at all started by any node, even one that is gone, which costs some 14 seconds
+NEXT_TO_NOTHING = {"num_cpus": 0, "memory": 1}
 PATIENCE = 5.0  # seconds to wait for places that are not a must
 _starting = threading.Lock()
 
@@ -146,9 +148,9 @@ class Places:
             options["runtime_env"] = self._runtime_env
         if self._optional and node is not None:
             # Not in the group, part of which may have been on a node that is gone
-            return {**options, "num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+            return {**options, **NEXT_TO_NOTHING, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
         if self._group is None:
-            return {**options, "num_cpus": 0, "scheduling_strategy": "SPREAD"}
+            return {**options, **NEXT_TO_NOTHING, "scheduling_strategy": "SPREAD"}
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
         return {**options, **_amounts(self._bundle), "scheduling_strategy": place}
 
