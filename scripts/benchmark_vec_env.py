@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from recurrent_runs import describe_machine, read_versions
+from processes import describe_machine, read_versions
 from vec_env_sides import cluster, make_vec_env
 
 # Kind of environment, number of environments, further sides, and the goals of the ratios to SubprocVecEnv
