@@ -63,7 +63,7 @@ def loss_and_gradients(policy: MlpLstmPolicy, batch: SequenceBatch, terms: LossT
     # So that ratios lie on both sides of both clipping limits
     batch = batch._replace(old_log_prob=batch.old_log_prob + log_prob.detach())
     if fused:
-        loss, statistics = FusedPPOLoss(policy, terms)(*latents, batch)
+        loss, statistics = FusedPPOLoss(policy, terms)(*latents, batch, batch.action_masks)
     else:
         values = policy.value_net(policy.mlp_extractor.forward_critic(latents[1])).flatten()
         loss, statistics = ppo_loss(values, log_prob, entropy, batch, terms)

@@ -1,5 +1,5 @@
 """
-The heads of a small recurrent policy and the PPO loss as one differentiable operation, on the CPU.
+The heads of a small policy and the PPO loss as one differentiable operation, on the CPU.
 
 With minibatches of a few hundred timesteps, recording a graph of a hundred small operations in PyTorch and walking it
 backwards takes longer than the arithmetic. Here the gradient is written down instead. What is done to one number per
@@ -21,8 +21,7 @@ from torch.autograd.function import once_differentiable
 from zoo_plugins.algos import action_distributions
 from zoo_plugins.algos.action_distributions import CATEGORICAL, LOG_SQRT_2PI, MASKED_LOGIT
 from zoo_plugins.algos.evaluation import as_taken
-from zoo_plugins.algos.losses import STATISTICS, LossTerms
-from zoo_plugins.buffers.sequence_batch import SequenceBatch
+from zoo_plugins.algos.losses import STATISTICS, LossTerms, Minibatch
 
 # Turns gradients of log probabilities (one per timestep) and entropies (the same for all) into gradients of the outputs, the
 # last hidden layer (if they depend on it otherwise) and the scale (if there is one)
@@ -32,7 +31,7 @@ Evaluation = tuple[np.ndarray, np.ndarray, EvaluationBackward]
 
 class FusedPPOLoss:
     """
-    PPO loss of minibatches, from the outputs of the recurrent part of a policy.
+    PPO loss of minibatches, from what goes into the MLPs of a policy: outputs of its recurrent part, or features.
 
     Same loss and gradient as :func:`zoo_plugins.algos.losses.ppo_loss` after the heads of the policy. It refers to the
     policy's weights, which an optimizer may change in place, but nobody may replace.
@@ -61,13 +60,16 @@ class FusedPPOLoss:
         layers = [*policy.mlp_extractor.policy_net, *policy.mlp_extractor.value_net, policy.action_net, policy.value_net]
         return action_distributions.is_usual(policy) and all(type(layer) in (nn.Linear, nn.Tanh, nn.ReLU) for layer in layers)
 
-    def __call__(self, latent_pi: th.Tensor, latent_vf: th.Tensor, batch: SequenceBatch) -> tuple[th.Tensor, th.Tensor]:
+    def __call__(
+        self, latent_pi: th.Tensor, latent_vf: th.Tensor, batch: Minibatch, action_masks: th.Tensor | None = None
+    ) -> tuple[th.Tensor, th.Tensor]:
         """
         Compute the loss of a minibatch.
 
         :param latent_pi: Input of the actor's MLP. Shape: (n_steps, hidden_size)
         :param latent_vf: Input of the critic's MLP. Shape: (n_steps, hidden_size)
         :param batch: The minibatch
+        :param action_masks: Which actions were valid, None for all. Shape: (n_steps, n_choices)
         :return: the loss, and its :data:`~zoo_plugins.algos.losses.STATISTICS`
         """
         action_dist = self.policy.action_dist
@@ -77,7 +79,7 @@ class FusedPPOLoss:
         elif not isinstance(action_dist, CATEGORICAL):
             scale = self.policy.log_std
         statistics = np.empty(len(STATISTICS), dtype=np.float32)
-        constants = _Constants(self, batch, statistics)
+        constants = _Constants(self, batch, action_masks, statistics)
         return _Function.apply(constants, latent_pi, latent_vf, scale, *self.weights), th.from_numpy(statistics)
 
 
@@ -85,7 +87,8 @@ class _Constants(NamedTuple):
     """What the loss depends on, but for what has a gradient."""
 
     loss: FusedPPOLoss
-    batch: SequenceBatch
+    batch: Minibatch
+    action_masks: th.Tensor | None
     statistics: np.ndarray
 
 
@@ -94,13 +97,13 @@ class _Function(th.autograd.Function):
     def forward(
         ctx: Any, constants: _Constants, latent_pi: th.Tensor, latent_vf: th.Tensor, scale: th.Tensor | None, *_: th.Tensor
     ) -> th.Tensor:
-        loss, batch, statistics = constants
+        loss, batch, action_masks, statistics = constants
         terms, action_dist = loss.terms, loss.policy.action_dist
         actions = as_taken(batch.actions, loss.policy.action_space).numpy()
         pi_outputs, vf_outputs = _forward(loss.pi_net, latent_pi), _forward(loss.vf_net, latent_vf)
         outputs, values = pi_outputs[-1].numpy(), vf_outputs[-1].numpy()[:, 0]
         if scale is None:
-            log_prob, entropy, ctx.evaluation_backward = _categorical(outputs, actions, batch.action_masks)
+            log_prob, entropy, ctx.evaluation_backward = _categorical(outputs, actions, action_masks)
         elif isinstance(action_dist, StateDependentNoiseDistribution):
             log_prob, entropy, ctx.evaluation_backward = _state_dependent(pi_outputs[-2], outputs, actions, scale, action_dist)
         else:

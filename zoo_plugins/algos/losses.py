@@ -1,14 +1,37 @@
 """The loss of PPO on a minibatch."""
 
-from typing import NamedTuple
+import math
+from typing import NamedTuple, Protocol
 
 import torch as th
 from torch.nn import functional as F
 
-from zoo_plugins.buffers.sequence_batch import SequenceBatch
-
 # What is logged about a minibatch, in this order
 STATISTICS = ("entropy_loss", "policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "loss")
+
+
+class Minibatch(Protocol):
+    """What the loss needs of a minibatch, whatever buffer it is from."""
+
+    @property
+    def actions(self) -> th.Tensor:
+        """Shape: (n_steps, action_dim)."""
+
+    @property
+    def old_values(self) -> th.Tensor:
+        """Shape: (n_steps,)."""
+
+    @property
+    def old_log_prob(self) -> th.Tensor:
+        """Shape: (n_steps,)."""
+
+    @property
+    def advantages(self) -> th.Tensor:
+        """Shape: (n_steps,)."""
+
+    @property
+    def returns(self) -> th.Tensor:
+        """Shape: (n_steps,)."""
 
 
 class LossTerms(NamedTuple):
@@ -30,7 +53,7 @@ class LossTerms(NamedTuple):
 
 
 def ppo_loss(
-    values: th.Tensor, log_prob: th.Tensor, entropy: th.Tensor | None, batch: SequenceBatch, terms: LossTerms
+    values: th.Tensor, log_prob: th.Tensor, entropy: th.Tensor | None, batch: Minibatch, terms: LossTerms
 ) -> tuple[th.Tensor, th.Tensor]:
     """
     PPO loss of a minibatch.
@@ -68,3 +91,26 @@ def ppo_loss(
         approx_kl = th.mean((ratio - 1) - log_ratio)
         clip_fraction = th.mean((th.abs(ratio - 1) > terms.clip_range).float())
         return loss, th.stack([entropy_loss, policy_loss, value_loss, approx_kl, clip_fraction, loss])
+
+
+def read_statistics(
+    statistics: list[th.Tensor], epoch_start: int, *further: th.Tensor
+) -> tuple[dict[str, float], list[float]]:
+    """
+    Fetch what was computed during an update, all at once: each fetch waits for the device.
+
+    :param statistics: :data:`STATISTICS` of its minibatches
+    :param epoch_start: Where the last epoch starts among them
+    :param further: Other numbers
+    :return: what SB3 logs: means over the update, ``approx_kl`` of its last epoch, and ``loss`` of its last minibatch; the
+        other numbers
+    :raises ValueError: if the loss is not finite
+    """
+    rows = th.stack(statistics)
+    read = th.cat([rows.mean(dim=0), rows[epoch_start:].mean(dim=0), rows[-1], *(number.reshape(1) for number in further)])
+    numbers = read.cpu().tolist()
+    n = len(STATISTICS)
+    means, last_epoch, last_row = (dict(zip(STATISTICS, numbers[i * n : (i + 1) * n], strict=True)) for i in range(3))
+    if not math.isfinite(last_row["loss"]):
+        raise ValueError(f"training diverged: the loss is {last_row['loss']}")
+    return {**means, "approx_kl": last_epoch["approx_kl"], "loss": last_row["loss"]}, numbers[3 * n :]

@@ -1,6 +1,5 @@
 """Recurrent PPO that trains on whole sequences."""
 
-import math
 from copy import deepcopy
 from typing import Any, ClassVar, TypeVar
 
@@ -21,7 +20,7 @@ from zoo_plugins.algos.action_distributions import log_prob_and_entropy, reset_n
 from zoo_plugins.algos.evaluation import as_taken, evaluate_actions, read_sequences
 from zoo_plugins.algos.fused_loss import FusedPPOLoss
 from zoo_plugins.algos.gru import replace_lstms
-from zoo_plugins.algos.losses import STATISTICS, LossTerms, ppo_loss
+from zoo_plugins.algos.losses import STATISTICS, LossTerms, ppo_loss, read_statistics
 from zoo_plugins.algos.optimizers import FlatAdamStep, GradientStep
 from zoo_plugins.buffers.sequence_rollout_buffer import (
     SequenceDictRolloutBuffer,
@@ -356,7 +355,7 @@ class SeqRecurrentPPO(RecurrentPPO):
                     if fused_loss is None:
                         loss, batch_statistics = ppo_loss(*evaluate_actions(policy, batch), batch, terms)
                     else:
-                        loss, batch_statistics = fused_loss(*read_sequences(policy, batch), batch)
+                        loss, batch_statistics = fused_loss(*read_sequences(policy, batch), batch, batch.action_masks)
                     statistics.append(batch_statistics)
                     n_timesteps += len(batch.actions)
                     n_padded += batch.n_seq * batch.n_rows
@@ -375,20 +374,9 @@ class SeqRecurrentPPO(RecurrentPPO):
                 if not continue_training:
                     break
 
-        rows = th.stack(statistics).cpu()
-        means, last_epoch, last_row = (
-            dict(zip(STATISTICS, row.tolist(), strict=True))
-            for row in (rows.mean(dim=0), rows[epoch_start:].mean(dim=0), rows[-1])
-        )
-        if not math.isfinite(last_row["loss"]):
-            raise ValueError(f"training diverged: the loss is {last_row['loss']}")
-
-        self.logger.record("train/entropy_loss", means["entropy_loss"])
-        self.logger.record("train/policy_gradient_loss", means["policy_gradient_loss"])
-        self.logger.record("train/value_loss", means["value_loss"])
-        self.logger.record("train/approx_kl", last_epoch["approx_kl"])
-        self.logger.record("train/clip_fraction", means["clip_fraction"])
-        self.logger.record("train/loss", last_row["loss"])
+        logs, _ = read_statistics(statistics, epoch_start)
+        for key, value in logs.items():
+            self.logger.record(f"train/{key}", value)
         self.logger.record(
             "train/explained_variance",
             explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()),
