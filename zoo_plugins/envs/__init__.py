@@ -34,7 +34,7 @@ def register() -> None:
         if env_id not in gym.registry:
             gym.register(env_id, entry_point=entry_point, kwargs=kwargs)
     for (name, version), (module, max_episode_steps) in TENSOR_ENVS.items():
-        for infix, kwargs in (("", {}), ("NoVel", {"mask_velocity": True})):
+        for infix in ("", "NoVel"):
             env_id = f"Tensor{name}{infix}-v{version}"
             if env_id not in gym.registry:
                 gym.register(
@@ -42,7 +42,7 @@ def register() -> None:
                     entry_point=f"zoo_plugins.envs.{module}:{name}",
                     vector_entry_point=f"zoo_plugins.envs.{module}:Tensor{name}",
                     max_episode_steps=max_episode_steps,
-                    kwargs=kwargs,
+                    kwargs={"mask_velocity": infix == "NoVel"},
                 )
 
 

@@ -18,12 +18,12 @@ class SingleEnv(gym.Env[np.ndarray, Any]):
     """
 
     batch_class: ClassVar[type[TensorEnv]]
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array"]}
+    metadata = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012, of gymnasium's type
 
     def __init__(self, render_mode: str | None = None, **kwargs: Any):
         self.render_mode = render_mode
-        self.batch: TensorEnv = self.batch_class(num_envs=1, max_episode_steps=None, render_mode=render_mode, **kwargs)  # type: ignore[call-arg]
-        self.metadata = {**self.metadata, "render_fps": self.batch.metadata["render_fps"]}  # type: ignore[misc]
+        self.batch: TensorEnv = self.batch_class(num_envs=1, max_episode_steps=None, render_mode=render_mode, **kwargs)
+        self.metadata = {**self.metadata, "render_fps": self.batch.metadata["render_fps"]}
         self.observation_space = self.batch.single_observation_space
         self.action_space = self.batch.single_action_space
 

@@ -53,6 +53,12 @@ class TensorAcrobot(TensorEnv):
         states.uniform_(*reset_bounds(options, -0.1, 0.1), generator=self.generator)
 
     def move(self, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Change ``state`` by one step (see base class).
+
+        :param actions: Actions. Shape: ``(num_envs, *action_shape)``
+        :return: rewards, and whether a terminal state was reached. Shape of both: ``(num_envs,)``
+        """
         torque = actions.to(self.dtype).sub_(1)
         # Runge-Kutta of order 4
         k1 = _derivative(self.state, torque)

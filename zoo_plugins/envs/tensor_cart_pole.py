@@ -64,6 +64,12 @@ class TensorCartPole(TensorEnv):
         states.uniform_(*reset_bounds(options, -0.05, 0.05), generator=self.generator)
 
     def move(self, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Change ``state`` by one step (see base class).
+
+        :param actions: Actions. Shape: ``(num_envs, *action_shape)``
+        :return: rewards, and whether a terminal state was reached. Shape of both: ``(num_envs,)``
+        """
         cos, sin = self._angle.cos(), self._angle.sin()
         push = self._forces.index_select(0, actions)
         push.addcmul_(self._angular_speed.square(), sin, value=POLE_SHARE)

@@ -40,7 +40,10 @@ class TensorEnv(VectorEnv[th.Tensor, th.Tensor, th.Tensor]):
     velocities: ClassVar[tuple[int, ...]]
     # gymnasium's environment, which draws
     twin: ClassVar[str]
+    # What makes it a BatchSim (zoo_plugins.vec_envs.batch_sim)
     final_obs = "exact"
+    autoreset_mode = AutoresetMode.SAME_STEP
+    infos: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class TensorEnv(VectorEnv[th.Tensor, th.Tensor, th.Tensor]):
         self.metadata = {
             "render_modes": ["rgb_array"],
             "render_fps": Frames.fps(self.twin),
-            "autoreset_mode": AutoresetMode.SAME_STEP,
+            "autoreset_mode": self.autoreset_mode,
         }
         self.render_mode = render_mode
         self._frames = None if render_mode is None else Frames(self.twin, render_mode)
@@ -127,6 +130,7 @@ class TensorEnv(VectorEnv[th.Tensor, th.Tensor, th.Tensor]):
         """
         step = self.step_tensors(th.as_tensor(actions, device=self.device))
         info = {"final_obs": step.final_obs, "_final_obs": step.terminated | step.truncated}
+        assert isinstance(step.obs, th.Tensor)
         return step.obs, step.rewards, step.terminated, step.truncated, info
 
     def move(self, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
@@ -155,7 +159,7 @@ class TensorEnv(VectorEnv[th.Tensor, th.Tensor, th.Tensor]):
         """
         self.state.copy_(th.as_tensor(state).t())
 
-    def render(self, n_images: int | None = None) -> tuple[np.ndarray, ...] | None:  # type: ignore[override]
+    def render(self, n_images: int | None = None) -> tuple[np.ndarray, ...] | None:
         """
         Make images, by gymnasium's environment.
 

@@ -56,6 +56,12 @@ class TensorMountainCarContinuous(TensorEnv):
         speed.zero_()
 
     def move(self, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Change ``state`` by one step (see base class).
+
+        :param actions: Actions. Shape: ``(num_envs, *action_shape)``
+        :return: rewards, and whether a terminal state was reached. Shape of both: ``(num_envs,)``
+        """
         action = actions.view(-1).to(self.dtype)
         self._speed.add_(action.clamp(-1, 1), alpha=POWER).add_((self._position * 3).cos_(), alpha=-SLOPE)
         self._speed.clamp_(-MAX_SPEED, MAX_SPEED)

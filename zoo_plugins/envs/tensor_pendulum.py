@@ -57,6 +57,12 @@ class TensorPendulum(TensorEnv):
         states[1].mul_(float(options.get("y_init", 1.0)))
 
     def move(self, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Change ``state`` by one step (see base class).
+
+        :param actions: Actions. Shape: ``(num_envs, *action_shape)``
+        :return: rewards, and whether a terminal state was reached. Shape of both: ``(num_envs,)``
+        """
         th.clamp(actions.view(-1).to(self.dtype), -MAX_TORQUE, MAX_TORQUE, out=self._torque)
         deviation = self._angle.add(math.pi).remainder_(2 * math.pi).sub_(math.pi)
         rewards = deviation.square_().neg_()
