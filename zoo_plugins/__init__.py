@@ -17,17 +17,29 @@ if TYPE_CHECKING:
     from zoo_plugins.callbacks import UpdateRatioCallback as UpdateRatioCallback
     from zoo_plugins.registry import AlgoSpec as AlgoSpec
     from zoo_plugins.registry import PluginError as PluginError
+    from zoo_plugins.vec_envs import EnvPoolVecEnv as EnvPoolVecEnv
+    from zoo_plugins.vec_envs import GymVectorVecEnv as GymVectorVecEnv
     from zoo_plugins.vec_envs import RayVecEnv as RayVecEnv
+    from zoo_plugins.vec_envs import TensorVecEnv as TensorVecEnv
+    from zoo_plugins.vec_envs import TensorVecFrameStack as TensorVecFrameStack
+    from zoo_plugins.vec_envs import TensorVecNormalize as TensorVecNormalize
+    from zoo_plugins.vec_envs import TensorVecTransposeImage as TensorVecTransposeImage
 
 _PUBLIC = {
     "AlgoSpec": "zoo_plugins.registry",
+    "EnvPoolVecEnv": "zoo_plugins.vec_envs",
     "FastHerReplayBuffer": "zoo_plugins.buffers",
+    "GymVectorVecEnv": "zoo_plugins.vec_envs",
     "MaskableSeqRecurrentPPO": "zoo_plugins.algos",
     "PluginError": "zoo_plugins.registry",
     "RayVecEnv": "zoo_plugins.vec_envs",
     "SeqRecurrentPPO": "zoo_plugins.algos",
     "SequenceDictRolloutBuffer": "zoo_plugins.buffers",
     "SequenceRolloutBuffer": "zoo_plugins.buffers",
+    "TensorVecEnv": "zoo_plugins.vec_envs",
+    "TensorVecFrameStack": "zoo_plugins.vec_envs",
+    "TensorVecNormalize": "zoo_plugins.vec_envs",
+    "TensorVecTransposeImage": "zoo_plugins.vec_envs",
     "UpdateRatioCallback": "zoo_plugins.callbacks",
 }
 
