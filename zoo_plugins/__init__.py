@@ -11,9 +11,11 @@ TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the import of typing
 if TYPE_CHECKING:
     from zoo_plugins.algos import MaskableSeqRecurrentPPO as MaskableSeqRecurrentPPO
     from zoo_plugins.algos import SeqRecurrentPPO as SeqRecurrentPPO
+    from zoo_plugins.algos import TensorPPO as TensorPPO
     from zoo_plugins.buffers import FastHerReplayBuffer as FastHerReplayBuffer
     from zoo_plugins.buffers import SequenceDictRolloutBuffer as SequenceDictRolloutBuffer
     from zoo_plugins.buffers import SequenceRolloutBuffer as SequenceRolloutBuffer
+    from zoo_plugins.buffers import TensorRolloutBuffer as TensorRolloutBuffer
     from zoo_plugins.callbacks import UpdateRatioCallback as UpdateRatioCallback
     from zoo_plugins.registry import AlgoSpec as AlgoSpec
     from zoo_plugins.registry import PluginError as PluginError
@@ -40,6 +42,8 @@ _PUBLIC = {
     "TensorVecFrameStack": "zoo_plugins.vec_envs",
     "TensorVecNormalize": "zoo_plugins.vec_envs",
     "TensorVecTransposeImage": "zoo_plugins.vec_envs",
+    "TensorPPO": "zoo_plugins.algos",
+    "TensorRolloutBuffer": "zoo_plugins.buffers",
     "UpdateRatioCallback": "zoo_plugins.callbacks",
 }
 

@@ -22,6 +22,8 @@ from zoo_plugins import choices, zoo
 from zoo_plugins.callbacks import UpdateRatioCallback, restore_gradient_steps
 from zoo_plugins.config import Block, UnreadableError, copy_containers, parse_kwargs, read_config
 from zoo_plugins.registry import PluginError, did_you_mean
+from zoo_plugins.vec_envs.numpy_face import steps_tensors
+from zoo_plugins.vec_envs.tensor_twins import with_tensor_wrappers
 
 # What the zoo's sample_her_params suggests
 HER_PARAMS = ("n_sampled_goal", "goal_selection_strategy")
@@ -145,6 +147,9 @@ class PluginExperimentManager(ExperimentManager):
         if vec_env_class is not self.vec_env_class:
             self.vec_env_class = vec_env_class  # type: ignore[assignment]  # upstream infers a metaclass
             self._vec_env_is_plugin = vec_env_class not in zoo.words("vec_envs").values()
+        if hasattr(vec_env_class, "step_tensors"):
+            # Where the policy is
+            vec_env_kwargs = {"device": self.device, **vec_env_kwargs}
         self.vec_env_kwargs = vec_env_kwargs or self.vec_env_kwargs
 
         # They may only be added after upstream's part, which takes a policy for a string
@@ -210,6 +215,8 @@ class PluginExperimentManager(ExperimentManager):
             manager = copy.copy(self)
             manager.vec_env_class, manager.vec_env_kwargs = DummyVecEnv, {}
         env = super(PluginExperimentManager, manager).create_envs(n_envs, eval_env, no_log)
+        if steps_tensors(env.unwrapped):
+            env = with_tensor_wrappers(env)
         opened = _trial_envs.get()
         if opened is not None:
             opened.append(env)

@@ -27,9 +27,10 @@ from zoo_plugins.algos.optimizers import FlatAdamStep, GradientStep
 from zoo_plugins.algos.rollout_ends import RolloutEnds
 from zoo_plugins.buffers.tensor_rollout_buffer import TensorRolloutBuffer
 from zoo_plugins.vec_envs.numpy_boundary import NumpyBoundary, tensor_face
-from zoo_plugins.vec_envs.numpy_face import steps_tensors
+from zoo_plugins.vec_envs.numpy_face import NumpyFace, steps_tensors
 from zoo_plugins.vec_envs.tensor_infos import TensorInfos
-from zoo_plugins.vec_envs.tensor_step import StepsTensors, TensorObs
+from zoo_plugins.vec_envs.tensor_step import StepsTensors, TensorObs, TensorStep
+from zoo_plugins.vec_envs.tensor_vec_transpose_image import TensorVecTransposeImage
 
 SelfTensorPPO = TypeVar("SelfTensorPPO", bound="TensorPPO")
 
@@ -184,6 +185,13 @@ class TensorPPO(PPO):
                 raise ValueError("squash_output needs an action space with bounds, which actions are scaled to")
         self._compute_loss = th.compile(self._plain_loss) if self.compile == "default" else self._plain_loss
 
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        wrapped = PPO._wrap_env(env, verbose, monitor_wrapper)
+        if isinstance(env, VecEnv) and steps_tensors(env) and wrapped is not env:
+            return TensorVecTransposeImage(env)
+        return wrapped
+
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         with _resets_tensors(self.env):
             return super()._setup_learn(*args, **kwargs)
@@ -238,7 +246,7 @@ class TensorPPO(PPO):
 
             step = face.step_tensors(clipped_actions)
             new_obs, rewards, dones = step.obs, step.rewards, step.terminated | step.truncated
-            infos = face.infos if isinstance(face, NumpyBoundary) else TensorInfos(step)
+            infos = _infos_of(face, step)
 
             self.num_timesteps += env.num_envs
 
@@ -335,25 +343,34 @@ class TensorPPO(PPO):
                 if not continue_training:
                     break
 
+        self._log_update(statistics, epoch_start, terms)
+
+    def _log_update(self, statistics: list[th.Tensor], epoch_start: int, terms: LossTerms) -> None:
+        """
+        Fetch what was computed during an update, and log it.
+
+        :param statistics: Statistics of its minibatches
+        :param epoch_start: Where the last epoch starts among them
+        :param terms: Coefficients and clipping parameters
+        :raises ValueError: if training diverged
+        """
         policy, rollout = self.policy, self.rollout_buffer.rollout
-        unexplained, variance = (rollout.returns - rollout.values).var(), rollout.returns.var()
-        further = [1 - unexplained / variance, th.stack([parameter.sum() for parameter in policy.parameters()]).sum()]
-        if hasattr(policy, "log_std"):
-            further.append(th.exp(policy.log_std).mean())
-        logs, (explained_variance, sum_of_parameters, *std) = read_statistics(statistics, epoch_start, *further)
+        explained_variance = 1 - (rollout.returns - rollout.values).var() / rollout.returns.var()
+        sum_of_parameters = th.stack([parameter.detach().sum() for parameter in policy.parameters()]).sum()
+        std = [policy.log_std.detach().exp().mean()] if hasattr(policy, "log_std") else []
+        logs, further = read_statistics(statistics, epoch_start, sum_of_parameters, explained_variance, *std)
         # Otherwise only the next rollout would tell, by an error of the device
-        if not math.isfinite(sum_of_parameters):
+        if not math.isfinite(further[0]):
             raise ValueError("training diverged: the parameters of the policy are not finite")
 
         for key, value in logs.items():
             self.logger.record(f"train/{key}", value)
-        self.logger.record("train/explained_variance", explained_variance)
-        if std:
-            self.logger.record("train/std", std[0])
+        for key, value in zip(("explained_variance", "std"), further[1:], strict=False):
+            self.logger.record(f"train/{key}", value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/clip_range", clip_range)
-        if clip_range_vf is not None:
-            self.logger.record("train/clip_range_vf", clip_range_vf)
+        self.logger.record("train/clip_range", terms.clip_range)
+        if terms.clip_range_vf is not None:
+            self.logger.record("train/clip_range_vf", terms.clip_range_vf)
 
     def _loss(self, batch: RolloutBufferSamples, terms: LossTerms) -> tuple[th.Tensor, th.Tensor]:
         """
@@ -441,6 +458,12 @@ class TensorPPO(PPO):
                 "the value of what would have followed can't be predicted",
                 stacklevel=2,
             )
+
+
+def _infos_of(face: StepsTensors, step: TensorStep) -> Any:
+    if isinstance(face, NumpyBoundary):
+        return face.infos
+    return face.infos_of(step) if isinstance(face, NumpyFace) else TensorInfos(step)
 
 
 @contextmanager

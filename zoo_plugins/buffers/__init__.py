@@ -3,5 +3,6 @@
 from zoo_plugins.buffers.fast_her_replay_buffer import FastHerReplayBuffer
 from zoo_plugins.buffers.sequence_batch import SequenceBatch
 from zoo_plugins.buffers.sequence_rollout_buffer import SequenceDictRolloutBuffer, SequenceRolloutBuffer
+from zoo_plugins.buffers.tensor_rollout_buffer import TensorRolloutBuffer
 
-__all__ = ["FastHerReplayBuffer", "SequenceBatch", "SequenceDictRolloutBuffer", "SequenceRolloutBuffer"]
+__all__ = ["FastHerReplayBuffer", "SequenceBatch", "SequenceDictRolloutBuffer", "SequenceRolloutBuffer", "TensorRolloutBuffer"]

@@ -64,10 +64,19 @@ class NumpyFace(VecEnv):
         """
         # A copy, which environments may change
         step = self.step_tensors(th.tensor(self._actions, device=self.device))
-        base: Any = self.unwrapped
-        infos: Any = TensorInfos(step, base.seconds(), base.extras())
+        infos: Any = self.infos_of(step)
         dones = (step.terminated | step.truncated).cpu().numpy()
         return obs_to_numpy(step.obs), step.rewards.cpu().numpy(), dones, infos
+
+    def infos_of(self, step: TensorStep) -> TensorInfos:
+        """
+        Tell what SB3 calls infos.
+
+        :param step: The last step
+        :return: its infos
+        """
+        base: Any = self.unwrapped
+        return TensorInfos(step, base.seconds(), base.extras())
 
 
 def steps_tensors(venv: VecEnv) -> bool:
