@@ -95,6 +95,9 @@ class TensorLenEnv(NumpyFace):
             self._wrap(valid) if self.resets_by_step else None,
         )
 
+    def check_numpy_face(self) -> None:
+        pass
+
     def seconds(self) -> float:
         return 0.0
 
