@@ -195,8 +195,8 @@ class TensorVecEnv(NumpyFace):
         """
         if self.batch.autoreset_mode is AutoresetMode.NEXT_STEP:
             raise ValueError(
-                f"{type(self._base()).__name__} spends a step on resetting an environment (AutoresetMode.NEXT_STEP), from which "
-                "SB3 would learn. Only algorithms on tensors, which leave it out, can use it; for all others choose SAME_STEP"
+                f"{type(self._base()).__name__} spends a step on resetting an environment (AutoresetMode.NEXT_STEP), from "
+                "which SB3 would learn. Algorithms on tensors leave it out; for all others choose SAME_STEP"
             )
 
     def seconds(self) -> float:

@@ -27,6 +27,13 @@ class TensorVecNormalize(NumpyFace, VecNormalize):
     :raises TypeError: if the VecEnv does not step tensors
     """
 
+    # Tensors, where SB3 has arrays
+    obs_rms: Any
+    ret_rms: Any
+    returns: Any
+    old_obs: Any
+    old_reward: Any
+
     def __init__(self, venv: VecEnv, *args: Any, **kwargs: Any):
         self.device = tensor_venv(venv, type(self)).device
         super().__init__(venv, *args, **kwargs)
