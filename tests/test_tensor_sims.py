@@ -123,7 +123,7 @@ def test_final_observations_that_do_not_come():
 
 
 def value_at_the_cut(**kwargs):
-    """Collect 4 steps of an episode of 3 with the critic V(obs) = t, gamma 0.5; return the reward that is stored at its end."""
+    """Collect 4 steps of an episode of 3, with the critic V(obs) = t and gamma 0.5; return the reward stored at its end."""
     sim = CountingSim((3,), **kwargs)
     sim.single_action_space = spaces.Box(-1, 1, (2,))
     vec_env = TensorVecEnv(sim, device="cpu")

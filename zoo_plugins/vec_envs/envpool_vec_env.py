@@ -1,6 +1,5 @@
 """Environments of EnvPool."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,10 +37,10 @@ class EnvPoolSim:
             raise ValueError(f"EnvPool has no task {task_id!r}; envpool.list_all_envs() lists them")
         if kwargs.get("batch_size", num_envs) != num_envs:
             raise ValueError("batch_size: all environments are stepped together")
-        self._make: Callable[..., Any] = envpool.make_gymnasium
+        self._make: Any = envpool.make_gymnasium
         self._arguments = {"task_id": task_id, "num_envs": num_envs, **kwargs}
         self.num_envs = num_envs
-        self.unwrapped = self._make(**self._arguments)
+        self.unwrapped: Any = self._make(**self._arguments)
         self.single_observation_space = self.unwrapped.observation_space
         self.single_action_space = self.unwrapped.action_space
         self.render_mode = self.unwrapped.render_mode
