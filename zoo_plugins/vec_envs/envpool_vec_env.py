@@ -15,8 +15,8 @@ class EnvPoolSim:
     """
     Environments of EnvPool as a :class:`~zoo_plugins.vec_envs.batch_sim.BatchSim`.
 
-    EnvPool itself would reset in the next step, and ignore that step's action. It is asked for a reset at once instead: the step
-    that ends an episode returns its last observation.
+    EnvPool itself would reset in the next step, and ignore that step's action. It is asked for a reset at once instead: the
+    step that ends an episode returns its last observation.
 
     :param task_id: Name of the task
     :param num_envs: Number of environments
@@ -37,7 +37,7 @@ class EnvPoolSim:
             raise ValueError(f"EnvPool has no task {task_id!r}; envpool.list_all_envs() lists them")
         if kwargs.get("batch_size", num_envs) != num_envs:
             raise ValueError("batch_size: all environments are stepped together")
-        self._make = envpool.make_gymnasium
+        self._make: Any = envpool.make_gymnasium
         self._arguments = {"task_id": task_id, "num_envs": num_envs, **kwargs}
         self.num_envs = num_envs
         self.unwrapped: Any = self._make(**self._arguments)
@@ -57,7 +57,8 @@ class EnvPoolSim:
         if seed is not None:
             self.unwrapped.close()
             self.unwrapped = self._make(**{**self._arguments, "seed": seed % 2**31})
-        mask = (options or {}).pop("reset_mask", None)
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
         if options:
             raise ValueError(f"EnvPool's environments have no options: {', '.join(options)}")
         if mask is None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
 from zoo_plugins.vec_envs.tensor_arrays import obs_to_numpy
 from zoo_plugins.vec_envs.tensor_infos import TensorInfos
@@ -37,7 +37,7 @@ class NumpyFace(VecEnv):
         """
         raise NotImplementedError
 
-    def reset(self) -> VecEnvObs:
+    def reset(self) -> Any:
         """
         Reset all environments, with the seeds and options that were set for this reset.
 
@@ -56,7 +56,7 @@ class NumpyFace(VecEnv):
         """
         self._actions = np.asarray(actions)
 
-    def step_wait(self) -> VecEnvStepReturn:
+    def step_wait(self) -> Any:
         """
         Step all environments.
 
@@ -64,7 +64,7 @@ class NumpyFace(VecEnv):
         """
         # A copy, which environments may change
         step = self.step_tensors(th.tensor(self._actions, device=self.device))
-        infos: Any = self.infos_of(step)
+        infos = self.infos_of(step)
         dones = (step.terminated | step.truncated).cpu().numpy()
         return obs_to_numpy(step.obs), step.rewards.cpu().numpy(), dones, infos
 

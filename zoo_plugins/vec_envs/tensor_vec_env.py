@@ -15,7 +15,7 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from zoo_plugins.envs.tensor_env import TensorEnv
-from zoo_plugins.vec_envs.batch_sim import BatchSim, maybe_attribute
+from zoo_plugins.vec_envs.batch_sim import BatchSim
 from zoo_plugins.vec_envs.batches import make_batch
 from zoo_plugins.vec_envs.env_fns import EnvFns, made_by
 from zoo_plugins.vec_envs.numpy_face import NumpyFace
@@ -195,8 +195,8 @@ class TensorVecEnv(NumpyFace):
         """
         if self.batch.autoreset_mode is AutoresetMode.NEXT_STEP:
             raise ValueError(
-                f"{type(self._base()).__name__} spends a step on resetting an environment (AutoresetMode.NEXT_STEP), from which "
-                "SB3 would learn. Only algorithms on tensors, which leave it out, can use it; for all others choose SAME_STEP"
+                f"{type(self._base()).__name__} spends a step on resetting an environment (AutoresetMode.NEXT_STEP), from "
+                "which SB3 would learn. Algorithms on tensors leave it out; for all others choose SAME_STEP"
             )
 
     def seconds(self) -> float:
@@ -215,14 +215,16 @@ class TensorVecEnv(NumpyFace):
         """
         return copy.deepcopy(self.batch.infos) if self.batch.infos else {}
 
+    def _sim(self) -> Any:
+        return self.batch.sim if isinstance(self.batch, SimSteps) else self.batch
+
     def _base(self) -> Any:
-        sim = self.batch.sim if isinstance(self.batch, SimSteps) else self.batch
-        return getattr(sim, "unwrapped", sim)
+        return getattr(self._sim(), "unwrapped", self._sim())
 
     def _find(self, name: str) -> Any:
-        if name == "render_mode":
-            return maybe_attribute(self._base(), name)
-        try:
-            return getattr(self._base(), name)
-        except AttributeError:
-            return getattr(self.batch, name)
+        for holder in (self._base(), self._sim()):
+            if hasattr(holder, name):
+                return getattr(holder, name)
+        if name == "render_mode":  # which SB3 asks for
+            return None
+        raise AttributeError(f"{type(self._base()).__name__} has no attribute {name!r}")

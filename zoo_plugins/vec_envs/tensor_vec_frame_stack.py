@@ -29,12 +29,10 @@ class TensorVecFrameStack(NumpyFace, VecFrameStack):
         # SB3's, for one environment: it checks spaces, and says how they are stacked
         plan = StackedObservations(1, n_stack, space, channels_order)  # type: ignore[arg-type]
         VecEnvWrapper.__init__(self, venv, observation_space=plan.stacked_observation_space)
+        plans: dict[Any, Any] = {None: plan}
         if isinstance(space, spaces.Dict):
-            self._stacks = {
-                key: _Stack(part, self.num_envs, self.device) for key, part in plan.sub_stacked_observations.items()
-            }
-        else:
-            self._stacks = {None: _Stack(plan, self.num_envs, self.device)}
+            plans = dict(plan.sub_stacked_observations)
+        self._stacks = {key: _Stack(part, self.num_envs, self.device) for key, part in plans.items()}
 
     def reset_tensors(self) -> TensorObs:
         """

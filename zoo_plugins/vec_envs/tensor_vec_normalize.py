@@ -1,6 +1,5 @@
 """Normalization of observations and rewards on a device."""
 
-import copyreg
 import pickle
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,13 @@ class TensorVecNormalize(NumpyFace, VecNormalize):
     :raises TypeError: if the VecEnv does not step tensors
     """
 
+    # Tensors, where SB3 has arrays
+    obs_rms: Any
+    ret_rms: Any
+    returns: Any
+    old_obs: Any
+    old_reward: Any
+
     def __init__(self, venv: VecEnv, *args: Any, **kwargs: Any):
         self.device = tensor_venv(venv, type(self)).device
         super().__init__(venv, *args, **kwargs)
@@ -43,7 +49,7 @@ class TensorVecNormalize(NumpyFace, VecNormalize):
         for name in ("device", "old_obs", "_actions"):
             state.pop(name, None)
         # As if SB3 had made it
-        return copyreg.__newobj__, (VecNormalize,), {**state, "old_reward": np.array([])}  # type: ignore[attr-defined]
+        return object.__new__, (VecNormalize,), {**state, "old_reward": np.array([])}
 
     @staticmethod
     def load(load_path: str, venv: VecEnv) -> "TensorVecNormalize":

@@ -9,7 +9,7 @@ from zoo_plugins.vec_envs.tensor_step import TensorObs, TensorStep
 
 class TensorVecTransposeImage(NumpyFace, VecTransposeImage):
     """
-    SB3's ``VecTransposeImage`` for VecEnvs that step tensors. Images are not moved in memory: what changes is how they are read.
+    SB3's ``VecTransposeImage`` for VecEnvs that step tensors. Images stay where they are in memory: they are read differently.
 
     :param venv: The VecEnv
     :param skip: Whether to do nothing
