@@ -72,13 +72,23 @@ class FlatAdamStep(GradientStep):
             and len({float(states[parameter]["step"]) for parameter in parameters}) == 1
         )
 
+    # In the place of the optimizer's own learning rate, which is a number, and as such becomes a constant in CUDA graphs
+    learning_rate: th.Tensor | None = None
+
     def __enter__(self) -> "FlatAdamStep":
         self.tensors = [parameter.data for parameter in self.parameters]
-        self.vector = _flatten(self.tensors)
         self.states = [self.optimizer.state[parameter] for parameter in self.parameters]
-        self.exp_avg, self.exp_avg_sq = (_flatten([state[key] for state in self.states]) for key in ("exp_avg", "exp_avg_sq"))
+        read = [
+            _flatten(self.tensors),
+            *(_flatten([state[key] for state in self.states]) for key in ("exp_avg", "exp_avg_sq")),
+        ]
         # The fused kernel wants it beside the parameters
-        self.n_steps = self.states[0]["step"].to(self.vector.device, copy=True)
+        read.append(self.states[0]["step"].to(read[0].device, copy=True))
+        if not hasattr(self, "vector"):
+            self.vector, self.exp_avg, self.exp_avg_sq, self.n_steps = read
+        # Entered again, it takes the same memory, where CUDA graphs look for it
+        for kept, new in zip((self.vector, self.exp_avg, self.exp_avg_sq, self.n_steps), read, strict=True):
+            kept.copy_(new)
         for parameter, part in zip(self.parameters, self._split(self.vector), strict=True):
             parameter.data = part
         return self
@@ -114,7 +124,7 @@ class FlatAdamStep(GradientStep):
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
-            lr=group["lr"],
+            lr=group["lr"] if self.learning_rate is None else self.learning_rate,
             weight_decay=group["weight_decay"],
             decoupled_weight_decay=group["decoupled_weight_decay"],
             eps=group["eps"],

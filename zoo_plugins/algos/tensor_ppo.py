@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -20,8 +21,10 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from zoo_plugins.algos import feedforward
 from zoo_plugins.algos.action_distributions import reset_noise
+from zoo_plugins.algos.cuda_graphs import Graphed
 from zoo_plugins.algos.feedforward import NoValidation, is_plain
 from zoo_plugins.algos.fused_loss import FusedPPOLoss
+from zoo_plugins.algos.graphed_update import GraphedUpdate
 from zoo_plugins.algos.losses import STATISTICS, LossTerms, ppo_loss, read_statistics
 from zoo_plugins.algos.optimizers import FlatAdamStep, GradientStep
 from zoo_plugins.algos.rollout_ends import RolloutEnds
@@ -82,10 +85,10 @@ class TensorPPO(PPO):
     :param device: Device (cpu, cuda, ...) on which the code should be run. "auto": that of the environment if it has one,
         else a GPU if there is one
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
-    :param compile: "none", or "default" to have the loss compiled by :func:`torch.compile`, which takes a minute at the first
-        update
-    :raises ValueError: if ``compile`` is unknown, the rollout buffer is not a :class:`TensorRolloutBuffer`, or actions that
-        are squashed have no bounds
+    :param compile: "none"; "default" to have the loss compiled by :func:`torch.compile`, which takes a minute at the first
+        update; "cudagraph" to record steps and minibatches as CUDA graphs, on a GPU
+    :raises ValueError: if ``compile`` is unknown, or "cudagraph" with ``target_kl`` or ``use_sde``; if the rollout buffer is
+        not a :class:`TensorRolloutBuffer`; or if actions that are squashed have no bounds
     """
 
     rollout_buffer: TensorRolloutBuffer
@@ -125,6 +128,8 @@ class TensorPPO(PPO):
             raise ValueError(f"compile must be one of {', '.join(COMPILE)}, not {compile!r}")
         if rollout_buffer_class is not None and not issubclass(rollout_buffer_class, TensorRolloutBuffer):
             raise ValueError(f"rollout_buffer_class must be a TensorRolloutBuffer, not {rollout_buffer_class.__name__}")
+        if compile == "cudagraph" and (target_kl is not None or use_sde):
+            raise ValueError("compile='cudagraph' works neither with target_kl nor with use_sde")
         self.compile = compile
         self._warned = False
         # Loading an agent without an environment passes None
@@ -183,6 +188,9 @@ class TensorPPO(PPO):
             self._action_bounds = low, high
             if self.policy.squash_output and not self.action_space.is_bounded():
                 raise ValueError("squash_output needs an action space with bounds, which actions are scaled to")
+        self._graphs: dict[Any, Any] = {}
+        if self.compile == "cudagraph" and self.device.type != "cuda":
+            warnings.warn(f"compile='cudagraph' needs a GPU: on {self.device}, it does nothing", stacklevel=2)
         self._compute_loss = th.compile(self._plain_loss) if self.compile == "default" else self._plain_loss
 
     @staticmethod
@@ -204,7 +212,7 @@ class TensorPPO(PPO):
     def _excluded_save_params(self) -> list[str]:
         # Tensors of a GPU can't be read where there is none
         tensors = ["_last_obs", "_last_episode_starts", "_last_original_obs", "_action_bounds"]
-        return [*super()._excluded_save_params(), *tensors, "_action_dtype", "_compute_loss", "_warned"]
+        return [*super()._excluded_save_params(), *tensors, "_action_dtype", "_compute_loss", "_graphs", "_warned"]
 
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -236,15 +244,13 @@ class TensorPPO(PPO):
         obs: Any = self._to_tensors(self._last_obs)
         starts = th.as_tensor(self._last_episode_starts, device=self.device)
         ends = RolloutEnds(self._stats_window_size)
+        act_and_step = self._graphed_step(face) or partial(self._act_and_step, face)
 
         for n_steps in range(n_rollout_steps):
             if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
                 reset_noise(self.policy, env.num_envs)
 
-            actions, log_probs, values = feedforward.act(self.policy, obs)
-            clipped_actions = self._scale_actions(actions)
-
-            step = face.step_tensors(clipped_actions)
+            actions, log_probs, values, clipped_actions, step = act_and_step(obs)
             new_obs, rewards, dones = step.obs, step.rewards, step.terminated | step.truncated
             infos = _infos_of(face, step)
 
@@ -276,6 +282,37 @@ class TensorPPO(PPO):
         callback.on_rollout_end()
 
         return True
+
+    def _act_and_step(self, face: StepsTensors, obs: TensorObs) -> tuple[Any, Any, Any, Any, TensorStep]:
+        """
+        Choose actions, and step the environments.
+
+        :param face: The environments
+        :param obs: Their observations. Shape: ``(n_envs, *obs_shape)``
+        :return: actions, their log likelihood, values, what the environments were given, and what happened
+        """
+        actions, log_probs, values = feedforward.act(self.policy, obs)
+        clipped_actions = self._scale_actions(actions)
+        return actions, log_probs, values, clipped_actions, face.step_tensors(clipped_actions)
+
+    def _graphed_step(self, face: StepsTensors) -> Any:
+        """
+        Have :meth:`_act_and_step` as a CUDA graph.
+
+        :param face: The environments
+        :return: a function of observations, ``None`` without graphs
+        """
+        if not self._uses_graphs():
+            return None
+        if face not in self._graphs:
+            generators = getattr(getattr(face, "unwrapped", None), "graph_generators", None)
+            if generators is None:
+                warnings.warn("the environments' steps can't be recorded as a CUDA graph: only minibatches are", stacklevel=2)
+            self._graphs[face] = None if generators is None else Graphed(partial(self._act_and_step, face), generators)
+        return self._graphs[face]
+
+    def _uses_graphs(self) -> bool:
+        return self.compile == "cudagraph" and self.device.type == "cuda"
 
     @th.no_grad()
     def _finish_rollout(
@@ -319,15 +356,17 @@ class TensorPPO(PPO):
         if self.clip_range_vf is not None:
             clip_range_vf = self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
         terms = LossTerms(clip_range, clip_range_vf, self.ent_coef, self.vf_coef, self.normalize_advantage)
-        optimizer = self.policy.optimizer
-        step_class = FlatAdamStep if FlatAdamStep.supports(optimizer) else GradientStep
+        gradient_step = self._gradient_step(terms)
         statistics: list[th.Tensor] = []
         continue_training = True
 
-        with NoValidation(), step_class(optimizer, self.max_grad_norm) as gradient_step:
+        with NoValidation(), gradient_step:
             for epoch in range(self.n_epochs):
                 epoch_start = len(statistics)
                 for batch in self.rollout_buffer.get(self.batch_size):
+                    if isinstance(gradient_step, GraphedUpdate):
+                        statistics.append(gradient_step.update(batch))
+                        continue
                     loss, batch_statistics = self._loss(batch, terms)
                     statistics.append(batch_statistics)
                     if self.target_kl is not None:
@@ -344,6 +383,26 @@ class TensorPPO(PPO):
                     break
 
         self._log_update(statistics, epoch_start, terms)
+
+    def _gradient_step(self, terms: LossTerms) -> GradientStep:
+        """
+        Choose how gradient steps are done.
+
+        :param terms: Coefficients and clipping parameters
+        :return: a context for an update
+        """
+        optimizer = self.policy.optimizer
+        if not FlatAdamStep.supports(optimizer):
+            # Before the first step, too
+            return GradientStep(optimizer, self.max_grad_norm)
+        if not self._uses_graphs():
+            return FlatAdamStep(optimizer, self.max_grad_norm)
+        update: GraphedUpdate = self._graphs.setdefault(
+            "update", GraphedUpdate(optimizer, self.max_grad_norm, self._plain_loss)
+        )
+        update.max_norm = self.max_grad_norm
+        update.set_terms(terms)
+        return update
 
     def _log_update(self, statistics: list[th.Tensor], epoch_start: int, terms: LossTerms) -> None:
         """
