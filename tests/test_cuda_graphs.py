@@ -100,7 +100,8 @@ def test_same_weights(wrap, env_id, on_cpu, monkeypatch):
     assert len(recordings) == 3
     for name, weight in weights[0].items():
         th.testing.assert_close(weights[1][name], weight, atol=1e-6, rtol=0, msg=name)
-    assert [info["r"] for info in statistics[0]] == [info["r"] for info in statistics[1]]
+    returns = [[info["r"] for info in infos] for infos in statistics]
+    assert returns[0] == pytest.approx(returns[1], abs=1e-4)
 
 
 def test_coefficients_may_change(on_cpu, monkeypatch):
