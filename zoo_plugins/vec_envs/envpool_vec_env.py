@@ -37,10 +37,10 @@ class EnvPoolSim:
             raise ValueError(f"EnvPool has no task {task_id!r}; envpool.list_all_envs() lists them")
         if kwargs.get("batch_size", num_envs) != num_envs:
             raise ValueError("batch_size: all environments are stepped together")
-        self._make: Any = envpool.make_gymnasium
+        self._envpool: Any = envpool
         self._arguments = {"task_id": task_id, "num_envs": num_envs, **kwargs}
         self.num_envs = num_envs
-        self.unwrapped: Any = self._make(**self._arguments)
+        self.unwrapped = self._make()
         self.single_observation_space = self.unwrapped.observation_space
         self.single_action_space = self.unwrapped.action_space
         self.render_mode = self.unwrapped.render_mode
@@ -56,7 +56,7 @@ class EnvPoolSim:
         """
         if seed is not None:
             self.unwrapped.close()
-            self.unwrapped = self._make(**{**self._arguments, "seed": seed % 2**31})
+            self.unwrapped = self._make(seed=seed % 2**31)
         options = dict(options or {})
         mask = options.pop("reset_mask", None)
         if options:
@@ -89,6 +89,9 @@ class EnvPoolSim:
     def close(self) -> None:
         """End EnvPool's threads."""
         self.unwrapped.close()
+
+    def _make(self, **kwargs: Any) -> Any:
+        return self._envpool.make_gymnasium(**{**self._arguments, **kwargs})
 
 
 class EnvPoolVecEnv(TensorVecEnv):
