@@ -93,7 +93,7 @@ def test_environment_that_can_not_be_made(local_ray):
     free = free_cpus(local_ray)
     with pytest.raises(ZeroDivisionError, match=r"environment 1 .*division by zero"):
         RayVecEnv([OrderedEnv, lambda: 1 / 0], envs_per_worker=2)
-    eventually(lambda: free_cpus(local_ray) == free)
+    eventually(lambda: free_cpus(local_ray) >= free)
 
 
 def test_killed_worker(make):
@@ -244,7 +244,7 @@ def test_nothing_is_left_behind(local_ray, rounds):
         vec_env.close()
         if number == 2:
             before = descriptors()
-    eventually(lambda: not alive(pids) and free_cpus(local_ray) == free)
+    eventually(lambda: not alive(pids) and free_cpus(local_ray) >= free)
     eventually(lambda: descriptors() <= before + 2)
 
 
