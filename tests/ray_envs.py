@@ -20,6 +20,7 @@ SPACES = {
     "image": spaces.Box(0, 255, (6, 5, 3), np.uint8),
 }
 SPACES["dict"] = spaces.Dict(dict(SPACES))
+SPACES["vectors"] = spaces.Dict({"box": SPACES["box"], "discrete": SPACES["discrete"]})
 SPACES["tuple"] = spaces.Tuple([SPACES["box"], SPACES["discrete"], SPACES["image"]])
 
 

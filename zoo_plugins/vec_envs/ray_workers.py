@@ -40,7 +40,6 @@ class Worker:
         self.number = number
         self.envs = envs
         self.setup = setup
-        self.slice = slice(envs.start, envs.stop)
         self.where = f"worker {number}"
         self.lost: str | None = None  # why, until it is replaced
         self.restarts = 0
