@@ -98,10 +98,10 @@ class Killing(BaseCallback):
 
 def test_lost_worker_in_hindsight_replay():
     """The episode that was lost ends as a timeout with the last observation that was seen, and the next one is whole."""
-    vec_env = RayVecEnv([functools.partial(BitFlippingEnv, n_bits=3, max_steps=5)] * 2, envs_per_worker=1)
-    model = DQN(
-        "MultiInputPolicy", vec_env, replay_buffer_class=HerReplayBuffer, learning_starts=20, buffer_size=60, device="cpu"
-    )
+    vec_env = RayVecEnv([functools.partial(BitFlippingEnv, n_bits=8, max_steps=5)] * 2, envs_per_worker=1)
+    # With this seed, no goal is reached before the first loss
+    kwargs = dict(learning_starts=20, buffer_size=60, seed=0, device="cpu")
+    model = DQN("MultiInputPolicy", vec_env, replay_buffer_class=HerReplayBuffer, **kwargs)
     model.exploration_schedule = lambda _: 1.0
     with pytest.warns(UserWarning, match="lost worker 0"):
         model.learn(50, callback=Killing(2, 13))
