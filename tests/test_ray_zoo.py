@@ -34,6 +34,7 @@ IN_HER = dict(replay_buffer_class="HerReplayBuffer", learning_starts=10, buffer_
         ("ppo_lstm_seq", "CartPole-v1", LSTM),
         ("sac", "Pendulum-v1", dict(SAC, frame_stack=2)),
         ("dqn", "BitFlip-v0", {**HER, **IN_HER, "n_timesteps": 60}),
+        ("dqn", "BitFlip-v0", {**HER, **IN_HER, "n_timesteps": 60, "replay_buffer_class": "FastHerReplayBuffer"}),
     ],
 )
 def test_training(tmp_path, algo, env, block):
