@@ -115,6 +115,26 @@ class OrderedEnv(gym.Env):
         return os.getpid()
 
 
+class LargeEnv(gym.Env):
+    """Observations of 80 MB, that are the sum of 0, 1, 2, ... and t; episodes of two steps."""
+
+    SIZE = 20_000_000
+
+    def __init__(self):
+        self.observation_space = spaces.Box(0, np.inf, (self.SIZE,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.observation = np.arange(self.SIZE, dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observation, {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observation + np.float32(self.t), 1.0, False, self.t == 2, {}
+
+
 class TracedEnv(gym.Env):
     """
     A goal environment whose observations tell where they come from: see :func:`trace`.
