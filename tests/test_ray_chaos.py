@@ -118,7 +118,9 @@ def learn(model, chaos):
     np.testing.assert_array_equal(chaos.marked, chaos.lost)
     n_kills = sum(map(len, chaos.kills.values()))
     assert chaos.marked.sum() == 2 * n_kills
-    assert sum("RayVecEnv lost worker" in str(warning.message) for warning in told) == n_kills
+    losses = [str(warning.message) for warning in told if "RayVecEnv lost worker" in str(warning.message)]
+    assert len(losses) == n_kills
+    assert not any(".." in loss for loss in losses)  # a reason is text of Ray's, and the sentence goes on
     assert all(th.isfinite(parameter).all() for parameter in model.policy.parameters())
 
 

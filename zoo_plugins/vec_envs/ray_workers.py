@@ -88,7 +88,7 @@ class Worker:
             text = " ".join(str(getattr(error, "cause", None) or error).split())
             # Of a dead actor, Ray first tells all of its ids, and at last what might have happened
             text = text.rpartition("The actor is dead because ")[2].partition(". Some common causes include")[0]
-            return text.partition(" class_name: ")[0]
+            return text.partition(" class_name: ")[0].rstrip(".")
         return ""
 
     def greet(self) -> None:
