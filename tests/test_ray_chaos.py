@@ -26,26 +26,33 @@ class Chaos(BaseCallback):
     Kill workers after some steps, at once or in the middle of the next step, and remember what is lost, and what is told.
 
     :param seed: Seed of all choices
+    :param pipeline: Whether workers are already in their next step, of which the answer may come or not when they are killed
     """
 
-    def __init__(self, seed):
+    def __init__(self, seed, pipeline=False):
         super().__init__()
+        self.pipeline = pipeline
         rng = np.random.default_rng(seed)
         steps = rng.choice(np.arange(20, N_STEPS - 20), 10, replace=False).tolist()
         self.kills = {step: rng.choice(3, rng.integers(1, 3), replace=False).tolist() for step in steps}
-        # What takes the place of a lost worker is lost with its first step
-        self.kills[steps[0] + 1] = self.kills[steps[0]]
-        self.at_once = {step: bool(rng.integers(2)) for step in self.kills}
+        if not pipeline:
+            # What takes the place of a lost worker is lost with its first step
+            self.kills[steps[0] + 1] = self.kills[steps[0]]
+        self.at_once = {step: pipeline or bool(rng.integers(2)) for step in self.kills}
         self.lost = np.zeros((N_STEPS, N_ENVS), bool)
         self.marked = np.zeros((N_STEPS, N_ENVS), bool)
 
     def _on_step(self):
         step = self.n_calls - 1
         self.marked[step] = ["worker_restarted" in info for info in self.locals["infos"]]
+        if self.pipeline:
+            told = [number for at in (step - 1, step - 2) for number in self.kills.get(at, [])]
+            assert set(self.marked[step].nonzero()[0] // 2) <= set(told)
+            self.lost[step] = self.marked[step]
         vec_env = self.training_env
         for number in self.kills.get(step, []):
             worker = list(vec_env._workers)[number]
-            self.lost[step + 1, worker.envs] = True
+            self.lost[step + 1, worker.envs] = not self.pipeline
             if self.at_once[step]:
                 os.kill(worker.hello.pid, signal.SIGKILL)
             else:
@@ -125,9 +132,10 @@ def learn(model, chaos):
 
 
 @pytest.fixture
-def vec_env(local_ray):
+def vec_env(local_ray, request):
     """Three workers of two environments each."""
-    vec_env = RayVecEnv([functools.partial(TracedEnv, env) for env in range(N_ENVS)], envs_per_worker=2, max_restarts=-1)
+    env_fns = [functools.partial(TracedEnv, env) for env in range(N_ENVS)]
+    vec_env = RayVecEnv(env_fns, envs_per_worker=2, max_restarts=-1, pipeline=getattr(request, "param", False))
     yield vec_env
     vec_env.close()
 
@@ -207,6 +215,7 @@ def check_samples(samples):
     np.testing.assert_array_equal(samples.dones.ravel(), terminated)
 
 
+@pytest.mark.parametrize("vec_env", [False, True], ids=["whole", "pipeline"], indirect=True)
 def test_recurrent_rollouts(vec_env):
     """Episodes start where they do, LSTM states with them, and values follow from these alone."""
     model = SeqRecurrentPPO(
@@ -219,6 +228,6 @@ def test_recurrent_rollouts(vec_env):
         device="cpu",
         seed=0,
     )
-    chaos = RecurrentChaos(seed=2)
+    chaos = RecurrentChaos(seed=2, pipeline=len(vec_env.parts) > 1)
     learn(model, chaos)
     assert chaos.n_checked == N_STEPS
