@@ -10,6 +10,7 @@ written first: a Ray actor for each environment, and a call for each step.
 """
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from processes import describe_machine, read_versions
-from vec_env_sides import cluster, make_vec_env
+from vec_env_sides import cluster, make_env, make_vec_env
 
 # Kind of environment, number of environments, further sides, and the goals of the ratios to SubprocVecEnv
 CASES: dict[str, dict[str, Any]] = {
@@ -102,6 +103,36 @@ def run_learning(algo: str, rounds: int) -> dict[str, Any]:
     return {"case": f"{algo}.learn() on {env_id}, 8 environments", "seconds": found}
 
 
+def run_pipeline(milliseconds: int, rounds: int, n_steps: int = 64) -> dict[str, Any]:
+    """
+    Collect rollouts with SeqRecurrentPPO, in turn with and without ``pipeline``.
+
+    :param milliseconds: How long an environment waits in each step
+    :param rounds: Number of rollouts of each
+    :param n_steps: Steps per rollout
+    :return: seconds per step of each rollout, by whether it was pipelined
+    """
+    from zoo_plugins import RayVecEnv, SeqRecurrentPPO
+
+    env_fns = [functools.partial(make_env, dict(env="sleep", seconds=milliseconds * 1e-3))] * 16
+    models: dict[str, Any] = {}
+    found: dict[str, list[float]] = {"without": [], "with": []}
+    with cluster(None):
+        for side in found:
+            vec_env = RayVecEnv(env_fns, envs_per_worker=2, pipeline=side == "with")
+            kwargs = dict(n_steps=n_steps, device="cpu", policy_kwargs=dict(lstm_hidden_size=512))
+            model = SeqRecurrentPPO("MlpLstmPolicy", vec_env, **kwargs)  # type: ignore[arg-type]
+            models[side] = model, model._setup_learn(n_steps * 16 * rounds)[1]
+        for _ in range(rounds):
+            for side, (model, callback) in models.items():
+                started = time.perf_counter()
+                model.collect_rollouts(model.env, callback, model.rollout_buffer, n_steps)
+                found[side].append((time.perf_counter() - started) / n_steps)
+        for model, _ in models.values():
+            model.env.close()
+    return {"milliseconds": milliseconds, "seconds": found}
+
+
 def run_loss(rounds: int) -> dict[str, Any]:
     """
     Kill a worker between steps.
@@ -172,6 +203,19 @@ def to_markdown(report: dict[str, Any]) -> str:
         theirs, ours = run["seconds"]["subproc"], run["seconds"]["ray"]
         ratio = statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
         lines.append(f"| {run['case']} | {statistics.median(theirs):.1f} | {statistics.median(ours):.1f} | {ratio:.2f} |")
+    if report["pipeline"]:
+        lines += [
+            "",
+            "| steps of ppo_lstm_seq, 16 environments | without pipeline, ms | with, ms | ratio |",
+            "|---|---|---|---|",
+        ]
+    for run in report["pipeline"]:
+        without, pipelined = run["seconds"]["without"], run["seconds"]["with"]
+        ratio = statistics.median(a / b for a, b in zip(without, pipelined, strict=True))
+        lines.append(
+            f"| two per worker, which wait {run['milliseconds']} ms each | {1e3 * statistics.median(without):.1f} "
+            f"| {1e3 * statistics.median(pipelined):.1f} | {ratio:.2f} |"
+        )
     if report["loss"]:
         seconds = report["loss"]["seconds"]
         lines += ["", f"A killed worker was replaced in {statistics.median(seconds):.1f} s (at most {max(seconds):.1f} s)."]
@@ -186,6 +230,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each VecEnv is stepped in a round")
     parser.add_argument("--learning", type=int, default=3, help="number of whole runs of PPO and SAC")
+    parser.add_argument("--pipeline", type=int, default=9, help="number of rollouts with and without pipeline")
     parser.add_argument("--losses", type=int, default=5, help="how often a worker is killed")
     parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.md")
     args = parser.parse_args()
@@ -202,6 +247,7 @@ def main() -> None:
         "rounds": args.rounds,
         "cases": cases,
         "learning": [run_learning(algo, args.learning) for algo in ("PPO", "SAC") if args.learning],
+        "pipeline": [run_pipeline(milliseconds, args.pipeline) for milliseconds in (1, 2, 4) if args.pipeline],
         "loss": run_loss(args.losses) if args.losses else None,
         "load": os.getloadavg()[0],
     }

@@ -20,6 +20,7 @@ SPACES = {
     "image": spaces.Box(0, 255, (6, 5, 3), np.uint8),
 }
 SPACES["dict"] = spaces.Dict(dict(SPACES))
+SPACES["vectors"] = spaces.Dict({"box": SPACES["box"], "discrete": SPACES["discrete"]})
 SPACES["tuple"] = spaces.Tuple([SPACES["box"], SPACES["discrete"], SPACES["image"]])
 
 
@@ -112,6 +113,83 @@ class OrderedEnv(gym.Env):
 
     def pid(self) -> int:
         return os.getpid()
+
+
+class LargeEnv(gym.Env):
+    """Observations of 80 MB, that are the sum of 0, 1, 2, ... and t; episodes of two steps."""
+
+    SIZE = 20_000_000
+
+    def __init__(self):
+        self.observation_space = spaces.Box(0, np.inf, (self.SIZE,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.observation = np.arange(self.SIZE, dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observation, {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observation + np.float32(self.t), 1.0, False, self.t == 2, {}
+
+
+class TracedEnv(gym.Env):
+    """
+    A goal environment whose observations tell where they come from: see :func:`trace`.
+
+    Observation: the last action; achieved goal: environment, process, episode and t, scaled so that float32 holds them and
+    networks bear them. Lengths of episodes follow from environment and episode; each third one is terminated.
+    """
+
+    # Powers of two, so that nothing is rounded: process ids of Linux are less than 2**22
+    UNITS = 2.0 ** np.array([-3, -22, -10, -4])
+    observation_space = spaces.Dict(
+        observation=spaces.Box(-1, 1, (1,), np.float32),
+        achieved_goal=spaces.Box(-1, 1, (4,), np.float32),
+        desired_goal=spaces.Box(-1, 1, (4,), np.float32),
+    )
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, number: int):
+        self.number, self.episode, self.dies = number, -1, False
+
+    def _observation(self, action: np.ndarray) -> dict[str, np.ndarray]:
+        place = (self.number, os.getpid(), self.episode, self.t) * self.UNITS
+        return {"observation": action, "achieved_goal": place.astype(np.float32), "desired_goal": np.full(4, -1, np.float32)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return self._observation(np.zeros(1, np.float32)), {}
+
+    def step(self, action):
+        if self.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.t += 1
+        observation = self._observation(action)
+        reward = self.compute_reward(observation["achieved_goal"], observation["desired_goal"], {})
+        over = self.t == episode_length(self.number, self.episode)
+        return observation, float(reward), over and self.episode % 3 == 0, over and self.episode % 3 > 0, {}
+
+    def compute_reward(self, achieved_goal, desired_goal, infos):
+        """How many steps the goal is away."""
+        return (desired_goal - achieved_goal)[..., 3] / self.UNITS[3]
+
+    def die(self) -> None:
+        """End the process in the middle of the next step."""
+        self.dies = True
+
+
+def episode_length(number, episode):
+    """Tell how many steps an episode of a TracedEnv has: 2 to 14."""
+    return 2 + (5 * number + 7 * episode) % 13
+
+
+def trace(achieved_goal):
+    """Tell environment, process, episode and t of an achieved goal of a TracedEnv."""
+    return np.moveaxis((np.asarray(achieved_goal, np.float64) / TracedEnv.UNITS).astype(int), -1, 0)
 
 
 class OwnError(ValueError):

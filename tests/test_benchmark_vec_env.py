@@ -29,11 +29,16 @@ def test_markdown():
     """Everything that was measured is in the report, and nothing else."""
     case = {"case": "cartpole-8", "sides": benchmark.summarize(RUN), "runs": RUN}
     learning = [{"case": "PPO.learn()", "seconds": {"subproc": [6.0], "ray": [2.0]}}]
-    report = dict(machine="a machine", versions={"ray": "2"}, rounds=3, load=1.0, cases=[case], learning=[], loss=None)
+    pipeline = [{"milliseconds": 3, "seconds": {"without": [6e-3], "with": [4e-3]}}]
+    report = dict(
+        machine="a machine", versions={"ray": "2"}, rounds=3, load=1.0, cases=[case], learning=[], pipeline=[], loss=None
+    )
     text = benchmark.to_markdown(report)
     assert "| cartpole-8 | ray | 2 | 2 | **3.00** | 4.0 | 1.0 |" in text
     assert "SubprocVecEnv, s" not in text
-    text = benchmark.to_markdown({**report, "learning": learning, "loss": {"seconds": [1.0, 3.0]}})
+    assert "pipeline" not in text
+    text = benchmark.to_markdown({**report, "learning": learning, "pipeline": pipeline, "loss": {"seconds": [1.0, 3.0]}})
+    assert "| two per worker, which wait 3 ms each | 6.0 | 4.0 | 1.50 |" in text
     assert "| PPO.learn() | 6.0 | 2.0 | 3.00 |" in text
     assert "replaced in 2.0 s (at most 3.0 s)" in text
 
@@ -65,7 +70,7 @@ def test_sides(local_ray):
 def test_script(tmp_path):
     """The script runs, and writes its report."""
     script, output = Path(benchmark.__file__), tmp_path / "report"
-    arguments = "--cases cartpole-2 --sides naive ray --rounds 2 --seconds 0.05 --learning 0 --losses 1"
+    arguments = "--cases cartpole-2 --sides naive ray --rounds 2 --seconds 0.05 --learning 0 --pipeline 1 --losses 1"
     ended = run_python(str(script), *arguments.split(), "--output", str(output))
     assert ended.returncode == 0, ended.stderr
     (case,) = json.loads(output.with_suffix(".json").read_text())["cases"]

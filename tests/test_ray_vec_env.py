@@ -14,7 +14,7 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from tests.ray_envs import SPACES, OrderedEnv, RandomEnv
+from tests.ray_envs import SPACES, LargeEnv, OrderedEnv, RandomEnv
 from zoo_plugins import RayVecEnv
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -266,6 +266,21 @@ def test_nested_spaces_are_refused():
 
     with pytest.raises(NotImplementedError, match="not arrays of a fixed shape"):
         RayVecEnv([make])
+
+
+@pytest.mark.slow
+def test_large_observations(local_ray):
+    """Those of two environments do not fit into Ray's object store, through which nothing passes."""
+    assert local_ray.cluster_resources()["object_store_memory"] < 2 * 4 * LargeEnv.SIZE
+    first = np.arange(LargeEnv.SIZE, dtype=np.float32)
+    with closing(RayVecEnv([LargeEnv] * 2, envs_per_worker=1)) as vec_env:
+        observations = [vec_env.reset(), vec_env.step(np.zeros(2, np.int64))[0]]
+        last, _, dones, infos = vec_env.step(np.zeros(2, np.int64))
+    assert dones.all()
+    for t, seen in enumerate([*observations, [info["terminal_observation"] for info in infos]]):
+        for of_env in seen:
+            np.testing.assert_array_equal(of_env, first + np.float32(t))
+    np.testing.assert_array_equal(last, [first, first])
 
 
 def test_learning():

@@ -93,7 +93,7 @@ def test_environment_that_can_not_be_made(local_ray):
     free = free_cpus(local_ray)
     with pytest.raises(ZeroDivisionError, match=r"environment 1 .*division by zero"):
         RayVecEnv([OrderedEnv, lambda: 1 / 0], envs_per_worker=2)
-    eventually(lambda: free_cpus(local_ray) == free)
+    eventually(lambda: free_cpus(local_ray) >= free)
 
 
 def test_killed_worker(make):
@@ -174,13 +174,11 @@ def test_exception_while_another_worker_is_lost(make):
 
 def test_worker_that_does_not_answer(make):
     """A stopped process, or a machine that is cut off, is noticed after step_timeout."""
-    vec_env = make(step_timeout=1.0)
+    vec_env = make(step_timeout=5.0)
     vec_env.reset()
     pids = kill(vec_env, 2, how=signal.SIGSTOP)
-    started = time.monotonic()
-    with pytest.warns(UserWarning, match="lost worker 1 .* no answer for 1 s"):
+    with pytest.warns(UserWarning, match="lost worker 1 .* no answer for 5 s"):
         _, _, dones, _ = vec_env.step(ZEROS)
-    assert 1.0 < time.monotonic() - started < 10
     assert dones.tolist() == [False, False, True]
     eventually(lambda: not alive(pids))
 
@@ -244,7 +242,7 @@ def test_nothing_is_left_behind(local_ray, rounds):
         vec_env.close()
         if number == 2:
             before = descriptors()
-    eventually(lambda: not alive(pids) and free_cpus(local_ray) == free)
+    eventually(lambda: not alive(pids) and free_cpus(local_ray) >= free)
     eventually(lambda: descriptors() <= before + 2)
 
 

@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from stable_baselines3 import DQN, HerReplayBuffer
 from stable_baselines3 import PPO as PPOAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.envs import BitFlippingEnv
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from tests.managers import HER, LSTM, PPO, SAC, make_manager, set_up
 from tests.ray_envs import OrderedEnv
@@ -20,8 +21,8 @@ from zoo_plugins import RayVecEnv, SeqRecurrentPPO
 
 pytestmark = [
     pytest.mark.usefixtures("local_ray"),
-    # SB3's EvalCallback would like to evaluate in workers too
-    pytest.mark.filterwarnings("ignore:Training and eval env are not of the same type"),
+    # SB3's EvalCallback does not know that evaluation is on a DummyVecEnv by design
+    pytest.mark.filterwarnings("error:Training and eval env are not of the same type"),
 ]
 RAY = dict(n_envs=3, vec_env_class="ray", vec_env_kwargs=dict(envs_per_worker=2))
 IN_HER = dict(replay_buffer_class="HerReplayBuffer", learning_starts=10, buffer_size=100)
@@ -34,6 +35,7 @@ IN_HER = dict(replay_buffer_class="HerReplayBuffer", learning_starts=10, buffer_
         ("ppo_lstm_seq", "CartPole-v1", LSTM),
         ("sac", "Pendulum-v1", dict(SAC, frame_stack=2)),
         ("dqn", "BitFlip-v0", {**HER, **IN_HER, "n_timesteps": 60}),
+        ("dqn", "BitFlip-v0", {**HER, **IN_HER, "n_timesteps": 60, "replay_buffer_class": "FastHerReplayBuffer"}),
     ],
 )
 def test_training(tmp_path, algo, env, block):
@@ -46,6 +48,17 @@ def test_training(tmp_path, algo, env, block):
     manager.learn(model)
     assert vec_env.unwrapped.closed
     eval_env.close()
+
+
+def test_other_differences_of_evaluation_are_told(tmp_path):
+    """SB3's warning is kept for those that are a mistake, and filters of warnings are what they were."""
+    manager = make_manager(tmp_path, "ppo", "CartPole-v1", {**PPO, **RAY})
+    model, _, eval_env = set_up(manager)
+    manager.callbacks[-1].eval_env = VecNormalize(eval_env)
+    before = list(warnings.filters)
+    with pytest.raises(UserWarning, match=r"RayVecEnv object .* != .*VecNormalize object"):
+        manager.learn(model)
+    assert warnings.filters == before
 
 
 def test_trials_leave_nothing_behind(local_ray, tmp_path, monkeypatch):
@@ -98,10 +111,10 @@ class Killing(BaseCallback):
 
 def test_lost_worker_in_hindsight_replay():
     """The episode that was lost ends as a timeout with the last observation that was seen, and the next one is whole."""
-    vec_env = RayVecEnv([functools.partial(BitFlippingEnv, n_bits=3, max_steps=5)] * 2, envs_per_worker=1)
-    model = DQN(
-        "MultiInputPolicy", vec_env, replay_buffer_class=HerReplayBuffer, learning_starts=20, buffer_size=60, device="cpu"
-    )
+    vec_env = RayVecEnv([functools.partial(BitFlippingEnv, n_bits=8, max_steps=5)] * 2, envs_per_worker=1)
+    # With this seed, no goal is reached before the first loss
+    kwargs = dict(learning_starts=20, buffer_size=60, seed=0, device="cpu")
+    model = DQN("MultiInputPolicy", vec_env, replay_buffer_class=HerReplayBuffer, **kwargs)
     model.exploration_schedule = lambda _: 1.0
     with pytest.warns(UserWarning, match="lost worker 0"):
         model.learn(50, callback=Killing(2, 13))

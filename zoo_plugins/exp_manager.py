@@ -2,6 +2,10 @@
 
 import copy
 import inspect
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -188,7 +192,8 @@ class PluginExperimentManager(ExperimentManager):
         :param model: An initialized RL model
         """
         try:
-            super().learn(model)
+            with self._evaluation_elsewhere():
+                super().learn(model)
         finally:
             restore_gradient_steps(model)  # upstream saves the model of a training that was interrupted
 
@@ -221,6 +226,17 @@ class PluginExperimentManager(ExperimentManager):
         if opened is not None:
             opened.append(env)
         return env
+
+    @contextmanager
+    def _evaluation_elsewhere(self) -> Iterator[None]:
+        """Let SB3's ``EvalCallback`` not warn that training has the VecEnv of a plugin, and evaluation a DummyVecEnv."""
+        if not self._vec_env_is_plugin:
+            yield
+            return
+        pair = rf"<{_full_name(self.vec_env_class)} object .*> != <{_full_name(DummyVecEnv)} object "
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f"Training and eval env are not of the same type{pair}", UserWarning)
+            yield
 
     def load_trial(self, storage: str, study_name: str, trial_id: int | None = None, convert: bool = True) -> dict[str, Any]:
         """
@@ -280,7 +296,9 @@ class PluginExperimentManager(ExperimentManager):
         :raises PluginError: if no trial finished; all trials stay in the storage
         """
         try:
-            super().hyperparameters_optimization()
+            # Here and not for each trial: they may run in threads, which share the filters of warnings
+            with self._evaluation_elsewhere():
+                super().hyperparameters_optimization()
         except PluginError:
             raise
         except ValueError as error:
@@ -290,6 +308,10 @@ class PluginExperimentManager(ExperimentManager):
             counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
             kept = f"; study {self._study.study_name!r} is kept in {self.storage}" if self.storage else ""
             raise PluginError(f"no trial finished ({counts}): nothing to report{kept}") from error
+
+
+def _full_name(cls: type) -> str:
+    return re.escape(f"{cls.__module__}.{cls.__qualname__}")
 
 
 # Imported first, this module is still empty when the hook of rl_zoo3.exp_manager asks for it

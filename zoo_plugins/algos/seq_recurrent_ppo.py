@@ -1,5 +1,6 @@
 """Recurrent PPO that trains on whole sequences."""
 
+import functools
 from copy import deepcopy
 from typing import Any, ClassVar, TypeVar
 
@@ -22,6 +23,7 @@ from zoo_plugins.algos.fused_loss import FusedPPOLoss
 from zoo_plugins.algos.gru import replace_lstms
 from zoo_plugins.algos.losses import STATISTICS, LossTerms, ppo_loss, read_statistics
 from zoo_plugins.algos.optimizers import FlatAdamStep, GradientStep
+from zoo_plugins.algos.pipeline import Acted, Pipeline, can_pipeline
 from zoo_plugins.buffers.sequence_rollout_buffer import (
     SequenceDictRolloutBuffer,
     SequenceRolloutBuffer,
@@ -227,6 +229,12 @@ class SeqRecurrentPPO(RecurrentPPO):
         actor = NumpyActor(self.policy) if in_numpy else TorchActor(self.policy)
         convert = np.asarray if in_numpy else th.as_tensor
         self._last_lstm_states = RNNStates(*(tuple(map(convert, states)) for states in self._last_lstm_states))
+        act = functools.partial(self._act, actor)
+        pipeline = None
+        if can_pipeline(env):
+            if self.use_sde or self._action_masks(env) is not None:
+                raise ValueError("pipeline=True goes neither with use_sde=True nor with action masks: both are of whole steps")
+            pipeline = Pipeline(env, act, self._last_obs, self._last_lstm_states, self._last_episode_starts)
         latents: list[tuple[Any, Any]] = []
         truncated: list[tuple[int, int, tuple[Any, ...], Any]] = []
 
@@ -234,21 +242,21 @@ class SeqRecurrentPPO(RecurrentPPO):
             if self.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
                 reset_noise(self.policy, env.num_envs)
 
-            action_masks = self._action_masks(env)
-            actions, latent, lstm_states = actor.act(
-                self._last_obs, self._last_lstm_states, self._last_episode_starts, action_masks
-            )
-            actions = actions.reshape((-1, *self.action_space.shape))
-            clipped_actions = actions
-            if isinstance(self.action_space, spaces.Box):
-                clipped_actions = np.clip(actions, self.action_space.low, self.action_space.high)
-
-            new_obs, rewards, dones, infos = env.step(clipped_actions)
+            action_masks: np.ndarray | None = None
+            if pipeline is None:
+                action_masks = self._action_masks(env)
+                acted = act(self._last_obs, self._last_lstm_states, self._last_episode_starts, action_masks)
+                new_obs, rewards, dones, infos = env.step(acted.clipped_actions)
+            else:
+                acted, (new_obs, rewards, dones, infos) = pipeline.step(last=step == n_rollout_steps - 1)
+            actions, clipped_actions, latent, lstm_states = acted
 
             self.num_timesteps += env.num_envs
 
             callback.update_locals(locals())
             if not callback.on_step():
+                if pipeline is not None:
+                    pipeline.stop()
                 return False
 
             self._update_info_buffer(infos, dones)
@@ -271,6 +279,21 @@ class SeqRecurrentPPO(RecurrentPPO):
         callback.on_rollout_end()
 
         return True
+
+    def _act(
+        self,
+        actor: Any,
+        obs: np.ndarray | dict[str, np.ndarray],
+        lstm_states: Any,
+        episode_starts: np.ndarray,
+        action_masks: np.ndarray | None = None,
+    ) -> Acted:
+        flat_actions, latent, lstm_states = actor.act(obs, lstm_states, episode_starts, action_masks)
+        actions = flat_actions.reshape(-1, *self.action_space.shape)  # type: ignore[misc]
+        clipped_actions = actions
+        if isinstance(self.action_space, spaces.Box):
+            clipped_actions = np.clip(actions, self.action_space.low, self.action_space.high)
+        return Acted(actions, clipped_actions, latent, lstm_states)
 
     def _action_masks(self, env: VecEnv) -> np.ndarray | None:
         """

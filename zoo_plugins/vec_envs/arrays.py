@@ -1,6 +1,6 @@
 """What one step of several environments gives, as arrays, and as the bytes in which they travel."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,3 +126,20 @@ def observation_parts(space: spaces.Space[Any]) -> list[tuple[Any, tuple[int, ..
             raise NotImplementedError(f"observations of {subspace} are not arrays of a fixed shape: flatten the space")
         parts.append((key, tuple(subspace.shape), np.dtype(subspace.dtype)))
     return parts
+
+
+def concatenate(observations: Sequence[Any]) -> Any:
+    """
+    Put observations of several groups of environments together.
+
+    :param observations: Of each group an array, or a dict or tuple of arrays, of shape ``(n_envs_of_group, *shape)``
+    :return: the same for all environments; that of the only group itself if there is one
+    """
+    first = observations[0]
+    if len(observations) == 1:
+        return first
+    if isinstance(first, dict):
+        return {key: np.concatenate([obs[key] for obs in observations]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(np.concatenate(parts) for parts in zip(*observations, strict=True))
+    return np.concatenate(observations)

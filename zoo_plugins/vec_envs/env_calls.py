@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices
 
+from zoo_plugins.vec_envs.parts import Part
 from zoo_plugins.vec_envs.ray_workers import Worker
 from zoo_plugins.vec_envs.supervision import SupervisedWorkers
 from zoo_plugins.vec_envs.worker import Request
@@ -18,9 +19,14 @@ from zoo_plugins.vec_envs.worker import Request
 class EnvCalls(VecEnv):
     """The part of a VecEnv of workers that asks environments for attributes, results of methods and images."""
 
-    waiting: bool
     closed: bool
     _workers: SupervisedWorkers
+    _parts: list[Part]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a step was started that was not waited for."""
+        return any(part.waiting for part in self._parts)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """

@@ -1,22 +1,23 @@
 """Environments on every machine of a Ray cluster."""
 
-import pickle
+import itertools
+import math
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from zoo_plugins.vec_envs import ray_cluster
-from zoo_plugins.vec_envs.arrays import Frame, StepArrays, observation_parts
+from zoo_plugins.vec_envs.arrays import concatenate, observation_parts
 from zoo_plugins.vec_envs.env_calls import EnvCalls
+from zoo_plugins.vec_envs.parts import Part
 from zoo_plugins.vec_envs.probe import measured_envs_per_worker
-from zoo_plugins.vec_envs.ray_workers import Worker
 from zoo_plugins.vec_envs.supervision import SupervisedWorkers
-from zoo_plugins.vec_envs.worker import Hello, Request
+from zoo_plugins.vec_envs.worker import Hello
 
 
 class RayVecEnv(EnvCalls):
@@ -56,6 +57,8 @@ class RayVecEnv(EnvCalls):
     :param step_timeout: How long a worker may take to answer, for a step with its resets, in seconds, before it is replaced.
         ``None``: as long as Ray says that it lives
     :param runtime_env: Ray's runtime environment for workers, e.g. ``{"working_dir": "."}``
+    :param pipeline: Let algorithms that can (:class:`~zoo_plugins.algos.SeqRecurrentPPO`) step half of the environments while
+        they choose actions for the other half. All others step them all at once, as without it
     :raises RayVecEnvError: if workers can't be started in time, saying which resources were wanted, and which are free
     :raises EnvError: if an environment can't be made
     """
@@ -70,19 +73,26 @@ class RayVecEnv(EnvCalls):
         start_timeout: float = 60.0,
         step_timeout: float | None = 300.0,
         runtime_env: Mapping[str, Any] | None = None,
+        pipeline: bool = False,
     ):
-        self.waiting = False
         self.closed = False
+        self._parts: list[Part] = []
         if placement not in ray_cluster.STRATEGIES:
             raise ValueError(f"placement: {placement!r} is none of {', '.join(ray_cluster.STRATEGIES)}")
         if envs_per_worker != "auto" and not (isinstance(envs_per_worker, int) and envs_per_worker >= 1):
             raise ValueError(f'envs_per_worker: {envs_per_worker!r} is neither a positive integer nor "auto"')
         if not env_fns:
             raise ValueError("env_fns: at least one environment is needed")
+        if pipeline and (len(env_fns) == 1 or (envs_per_worker != "auto" and int(envs_per_worker) >= len(env_fns))):
+            raise ValueError(
+                f"pipeline: two workers are needed, but envs_per_worker={envs_per_worker!r} makes one of {len(env_fns)} "
+                "environments"
+            )
 
         ray_cluster.join_or_start()
         if envs_per_worker == "auto":
             envs_per_worker = measured_envs_per_worker(env_fns, resources_per_worker, runtime_env, start_timeout / 2)
+            envs_per_worker = min(envs_per_worker, math.ceil(len(env_fns) / 2)) if pipeline else envs_per_worker
 
         def find_places(n_workers: int) -> ray_cluster.Places:
             return ray_cluster.Places(n_workers, placement, resources_per_worker, runtime_env, start_timeout)
@@ -93,22 +103,20 @@ class RayVecEnv(EnvCalls):
         # Who forgets to close it, or replaces it in a notebook, gets the CPUs back
         self._finalizer = weakref.finalize(self, self._workers.close)
         try:
-            self._prepare(len(env_fns))
+            self._prepare(len(env_fns), pipeline)
         except BaseException:
             self.close()
             raise
 
-    def _prepare(self, n_envs: int) -> None:
-        first = next(iter(self._workers)).hello
-        for worker in self._workers:
+    def _prepare(self, n_envs: int, pipeline: bool) -> None:
+        workers = list(self._workers)
+        first = workers[0].hello
+        for worker in workers:
             if _formats(worker.hello) != _formats(first):
                 raise ValueError(f"{worker} has other spaces than the first: {worker.hello}, not {first}")
-        # Steps alternate between two places in memory, so that one always has the last observations, complete
-        self._arrays = [StepArrays(first.observation_space, n_envs) for _ in range(2)]
-        for worker in self._workers:
-            worker.frames = [Frame(arrays, worker.slice) for arrays in self._arrays]
-        self._current = 0
-        self._action_format = (n_envs, *(first.action_space.shape or ())), first.action_space.dtype
+        half = math.ceil(len(workers) / 2) if pipeline else len(workers)
+        self._parts = [Part(part, self._workers) for part in (workers[:half], workers[half:]) if part]
+        self._tell_that_whole_steps_gain_nothing = pipeline
         super().__init__(n_envs, first.observation_space, first.action_space)
 
     def reset(self) -> VecEnvObs:
@@ -118,22 +126,17 @@ class RayVecEnv(EnvCalls):
         :return: their observations. Shape of each array: ``(n_envs, *shape)``
         """
         self._refuse_if(closed=True)
-        self.waiting = False
-        self._current ^= 1
-
-        def body(worker: Worker) -> bytes:
-            return cloudpickle.dumps((self._seeds[worker.slice], self._options[worker.slice]))
-
-        workers = list(self._workers)
-        answers = self._workers.ask(workers, Request.RESET, body, lambda worker: worker.frames[self._current])
+        self._give_up()
         self.reset_infos = [{} for _ in range(self.num_envs)]
-        for worker, answer in answers.items():
-            worker.fresh = None  # that it was replaced is not of interest to new episodes
-            self._take_infos(worker, answer, [])
+        observations = []
+        for part in self._parts:
+            infos = self.reset_infos[part.envs]
+            observations.append(part.reset(self._seeds[part.envs], self._options[part.envs], infos))
+            self.reset_infos[part.envs] = infos
         # Seeds and options are only used once
         self._reset_seeds()
         self._reset_options()
-        return self._arrays[self._current].stacked_observations()
+        return concatenate(observations)
 
     def step_async(self, actions: np.ndarray) -> None:
         """
@@ -142,12 +145,17 @@ class RayVecEnv(EnvCalls):
         :param actions: Their actions. Shape: ``(n_envs, *shape)``
         """
         self._refuse_if(closed=True, waiting=True)
-        kind, bodies = self._pack(actions)
-        self._current ^= 1
-        self.waiting = True
-        for worker, body in zip(self._workers, bodies, strict=True):
-            if worker.fresh is None:  # else the action belongs to an episode that has been lost
-                self._workers.send(worker, kind, body, worker.frames[self._current])
+        if len(actions) != self.num_envs:
+            raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
+        if self._tell_that_whole_steps_gain_nothing:
+            self._tell_that_whole_steps_gain_nothing = False
+            warnings.warn(
+                "pipeline=True gains nothing here: all environments are stepped at once. SeqRecurrentPPO (ppo_lstm_seq) "
+                "steps them in halves.",
+                stacklevel=2,
+            )
+        for part in self._parts:
+            part.send(actions[part.envs])
 
     def step_wait(self) -> VecEnvStepReturn:
         """
@@ -159,57 +167,60 @@ class RayVecEnv(EnvCalls):
         """
         if not self.waiting:
             raise RuntimeError("step_wait() was called without step_async()")
-        self.waiting = False
+        results = [self.step_part_wait(index) for index in range(len(self._parts))]
+        if len(results) == 1:
+            return results[0]
+        observations, rewards, dones, infos = zip(*results, strict=True)
+        return concatenate(observations), np.concatenate(rewards), np.concatenate(dones), list(itertools.chain(*infos))
+
+    @property
+    def parts(self) -> list[slice]:
+        """Environments that can be stepped apart from others: two halves with ``pipeline=True``, otherwise all of them."""
+        return [part.envs for part in self._parts]
+
+    def step_part_async(self, index: int, actions: np.ndarray) -> None:
+        """
+        Start to step one part of the environments, whatever the others do.
+
+        :param index: Which of :attr:`parts`
+        :param actions: Actions of its environments. Shape: ``(n_envs_of_part, *shape)``
+        """
+        self._refuse_if(closed=True)
+        if self._parts[index].waiting:
+            raise RuntimeError("step_part_async() was called twice: step_part_wait() has to be called first")
+        self._parts[index].send(actions)
+
+    def step_part_wait(self, index: int) -> VecEnvStepReturn:
+        """
+        Wait until one part of the environments has been stepped.
+
+        :param index: Which of :attr:`parts`
+        :return: see :meth:`step_wait`, of the environments of this part
+        :raises EnvError: if an environment raised an exception, after which no part is waited for
+        :raises RayVecEnvError: if a worker was lost once too often
+        """
+        part = self._parts[index]
+        if not part.waiting:
+            raise RuntimeError("step_part_wait() was called without step_part_async()")
+        infos = self.reset_infos[part.envs]
         try:
-            answers = self._workers.receive([worker for worker in self._workers if worker.fresh is None])
-            self._workers.replace_lost()
+            return part.receive(infos)
         except BaseException:
-            self._current ^= 1  # nobody sees these observations
+            self._give_up()
             raise
-        arrays = self._arrays[self._current]
-        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for worker in self._workers:
-            if worker.fresh is not None:
-                answers[worker] = self._end_lost_episodes(worker, infos)
-        for env in arrays.dones.nonzero()[0].tolist():
-            self.reset_infos[env] = {}
-        for worker, answer in answers.items():
-            self._take_infos(worker, answer, infos)
-        for info, truncated in zip(infos, arrays.truncated.tolist(), strict=True):
-            info["TimeLimit.truncated"] = truncated
-        return arrays.stacked_observations(), arrays.rewards.copy(), arrays.dones.copy(), infos
+        finally:
+            self.reset_infos[part.envs] = infos
 
     def close(self) -> None:
         """End all workers. Environments have some seconds to close; it may be called again, and at any time."""
         if not self.closed:
-            self.closed, self.waiting = True, False
+            self.closed = True
+            self._give_up()
             self._finalizer()
 
-    def _pack(self, actions: Any) -> tuple[Request, list[bytes]]:
-        if isinstance(actions, np.ndarray) and (actions.shape, actions.dtype) == self._action_format and actions.size:
-            return Request.STEP, [actions[worker.slice].tobytes() for worker in self._workers]
-        # Actions of other types than the space's, which environments get as they are, and those of Dict and Tuple spaces
-        if len(actions) != self.num_envs:
-            raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
-        return Request.STEP_LIST, [cloudpickle.dumps(list(actions[worker.slice])) for worker in self._workers]
-
-    def _take_infos(self, worker: Worker, answer: bytearray, infos: list[dict[str, Any]]) -> None:
-        if answer:
-            of_envs, of_resets = pickle.loads(answer)
-            for env, info in of_envs.items():
-                infos[worker.envs[env]].update(info)
-            for env, info in of_resets.items():
-                self.reset_infos[worker.envs[env]] = info
-
-    def _end_lost_episodes(self, worker: Worker, infos: list[dict[str, Any]]) -> bytearray:
-        arrays, seen = self._arrays[self._current], self._arrays[self._current ^ 1]
-        assert worker.fresh is not None
-        arrays.copy_from(worker.fresh, worker.slice)
-        for env in worker.envs:
-            arrays.dones[env] = arrays.truncated[env] = True
-            infos[env] = {"worker_restarted": True, "terminal_observation": seen.observation(env)}
-        worker.fresh = None
-        return worker.fresh_answer
+    def _give_up(self) -> None:
+        for part in self._parts:
+            part.give_up()
 
 
 def _formats(hello: Hello) -> tuple[Any, ...]:

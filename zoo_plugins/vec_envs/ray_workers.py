@@ -40,7 +40,6 @@ class Worker:
         self.number = number
         self.envs = envs
         self.setup = setup
-        self.slice = slice(envs.start, envs.stop)
         self.where = f"worker {number}"
         self.lost: str | None = None  # why, until it is replaced
         self.restarts = 0
@@ -89,7 +88,7 @@ class Worker:
             text = " ".join(str(getattr(error, "cause", None) or error).split())
             # Of a dead actor, Ray first tells all of its ids, and at last what might have happened
             text = text.rpartition("The actor is dead because ")[2].partition(". Some common causes include")[0]
-            return text.partition(" class_name: ")[0]
+            return text.partition(" class_name: ")[0].rstrip(".")
         return ""
 
     def greet(self) -> None:
