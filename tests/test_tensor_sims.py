@@ -450,6 +450,33 @@ def test_extra_infos():
     assert infos[1] == {"battery": 0.25, "nested": {"x": 1}, "TimeLimit.truncated": False}
 
 
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_infos_of_resets(mode):
+    """What a simulator tells of new episodes, at explicit and automatic resets, is in reset_infos."""
+    sim = CountingSim((2, 3), mode=mode)
+    step, reset, episodes = sim.step, sim.reset, np.zeros(2)
+
+    def telling_reset(**kwargs):
+        episodes[(kwargs.get("options") or {}).get("reset_mask", np.full(2, True))] += 1
+        return reset(**kwargs)[0], {"episode": episodes}
+
+    def telling_step(actions):
+        *parts, info = step(actions)
+        if mode is AutoresetMode.SAME_STEP:
+            episodes[(parts[2] | parts[3]).numpy()] += 1
+        return *parts, {**info, "episode": episodes}
+
+    sim.reset, sim.step = telling_reset, telling_step
+    vec_env = TensorVecEnv(sim, device="cpu")
+    vec_env.reset()
+    told = [vec_env.reset_infos.copy()]
+    for _ in range(3):
+        vec_env.step(np.zeros((2, 2), np.float32))
+        told.append(vec_env.reset_infos.copy())
+    expected = [(1, 1), (1, 1), (2, 1), (2, 2)]
+    assert told == [[{"episode": episode} for episode in pair] for pair in expected]
+
+
 def test_protocol():
     """The simulator of these tests is a BatchSim for type checkers too."""
     sim: BatchSim = CountingSim()

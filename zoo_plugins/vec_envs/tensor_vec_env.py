@@ -3,7 +3,7 @@
 import copy
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -20,6 +20,7 @@ from zoo_plugins.vec_envs.batches import make_batch
 from zoo_plugins.vec_envs.env_fns import EnvFns, made_by
 from zoo_plugins.vec_envs.numpy_face import NumpyFace
 from zoo_plugins.vec_envs.sim_steps import SimSteps
+from zoo_plugins.vec_envs.tensor_infos import extras_of
 from zoo_plugins.vec_envs.tensor_step import TensorObs, TensorStep
 
 # More images than that are not seen, and fill the memory
@@ -177,6 +178,11 @@ class TensorVecEnv(NumpyFace):
         result = method(*method_args, **method_kwargs)
         return [result for _ in self._get_indices(indices)]
 
+    @property
+    def generator(self) -> th.Generator | None:
+        """The batch's random generator, if its steps can be captured in a CUDA graph; ``None`` if they can't."""
+        return self.batch.generator if isinstance(self.batch, TensorEnv) else None
+
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """
         Check if environments are wrapped.
@@ -206,6 +212,16 @@ class TensorVecEnv(NumpyFace):
         :return: the time since they were made, in seconds
         """
         return time.time() - self._start
+
+    def note_resets(self, envs: Iterable[int]) -> None:
+        """
+        Keep what the simulator told of new episodes, in ``reset_infos``.
+
+        :param envs: Indices of the environments in which the last call began one
+        """
+        info = copy.deepcopy(self.batch.reset_info) if self.batch.reset_info else {}
+        for env in envs:
+            self.reset_infos[env] = extras_of(info, env)
 
     def extras(self) -> dict[str, Any]:
         """
