@@ -257,6 +257,19 @@ def test_functions_that_make_environments(env_id, tmp_path):
     vec_env.close()
 
 
+def test_time_limit_of_the_zoo(monkeypatch):
+    """The zoo replaces gymnasium's TimeLimit by a subclass, which is understood, too."""
+    monkeypatch.setattr(gym.wrappers, "TimeLimit", type("PatchedTimeLimit", (TimeLimit,), {}))
+    vec_env = make_vec_env(
+        "TensorCartPole-v1",
+        2,
+        env_kwargs=dict(max_episode_steps=7),
+        vec_env_cls=TensorVecEnv,
+        vec_env_kwargs=dict(device="cpu"),
+    )
+    assert vec_env.batch.max_episode_steps == 7
+
+
 @pytest.mark.parametrize(
     ("wrapper", "name"),
     [(lambda env: TransformReward(env, abs), "TransformReward"), (type("MyMonitor", (Monitor,), {}), "MyMonitor")],
@@ -275,6 +288,7 @@ def test_wrappers_of_single_environments(wrapper, name):
         ("TensorCartPol-v1", r"TensorCartPol.*Did you mean TensorCartPole-v1\?"),
         ("TensorCartPole-v7", "TensorCartPole"),
         ("MountainCarContinuous-v0", r"has no batched form .*Did you mean TensorMountainCarContinuous-v0\?"),
+        ("CartPole-v1", r"does not say .*final_obs.*GymVectorVecEnv .*gym_vector.*Did you mean TensorCartPole-v1\?"),
         ([], "at least one environment"),
         ([CartPole], "CartPole was made without an id"),
     ],
