@@ -198,6 +198,12 @@ def test_wrong_observations():
         vec_env.reset_tensors()
 
 
+def test_step_before_reset():
+    """A step needs a reset before it."""
+    with pytest.raises(RuntimeError, match="have to be reset before they are stepped"):
+        make().step_tensors(th.zeros(2, 2))
+
+
 def test_wrong_actions():
     """Actions of another shape, or from elsewhere, are refused."""
     vec_env = make()

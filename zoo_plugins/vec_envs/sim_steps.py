@@ -56,6 +56,7 @@ class SimSteps:
         self._obs_tensors = ObsTensors(self.single_observation_space, self.num_envs, self.device)
         self._returns = th.zeros(self.num_envs, device=self.device)
         self._lengths = th.zeros(self.num_envs, dtype=th.int32, device=self.device)
+        self._numpy: bool | None = None  # whether the simulator's arrays are NumPy's, which the first reset shows
         # Environments that the next step resets instead of stepping them
         self._waiting = th.zeros(self.num_envs, dtype=th.bool, device=self.device)
 
@@ -152,7 +153,7 @@ class SimSteps:
     def _reset_where(self, done: th.Tensor, obs: TensorObs) -> TensorObs:
         mask: Any = done.clone()
         if self._numpy:
-            mask = done.cpu().numpy()
+            mask = done.cpu().numpy().copy()
             if not mask.any():
                 return obs
         # Others are asked in each step, so that nothing waits for a device
@@ -188,6 +189,8 @@ class SimSteps:
         return all_obs
 
     def _for_sim(self, actions: th.Tensor) -> Any:
+        if self._numpy is None:
+            raise RuntimeError("environments have to be reset before they are stepped")
         copy = actions.clone()
         return np.asarray(copy.cpu(), self.single_action_space.dtype) if self._numpy else copy
 
