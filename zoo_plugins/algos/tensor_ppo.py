@@ -38,8 +38,6 @@ from zoo_plugins.vec_envs.tensor_vec_transpose_image import TensorVecTransposeIm
 SelfTensorPPO = TypeVar("SelfTensorPPO", bound="TensorPPO")
 
 COMPILE = ("none", "default", "cudagraph")
-# Minibatches up to this size take longer to prepare than to compute, which FusedPPOLoss saves
-FUSED_UP_TO = 1024
 
 
 class TensorPPO(PPO):
@@ -440,7 +438,7 @@ class TensorPPO(PPO):
         :return: the loss, and its :data:`~zoo_plugins.algos.losses.STATISTICS`
         """
         policy = self.policy
-        if self.compile == "none" and len(batch.actions) <= FUSED_UP_TO and is_plain(policy) and FusedPPOLoss.supports(policy):
+        if self.compile == "none" and is_plain(policy) and FusedPPOLoss.supports(policy):
             return FusedPPOLoss(policy, terms)(*feedforward.latents(policy, batch.observations), batch)
         return self._compute_loss(batch, terms)
 
