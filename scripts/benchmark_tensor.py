@@ -41,6 +41,7 @@ TARGETS = {
 SIDES: dict[str, Callable[[str, int], tuple[type[PPO], Any]]] = {
     "sb3": lambda env_id, n_envs: (PPO, make_vec_env(env_id, n_envs, seed=0)),
     "sb3-gym-vector": lambda env_id, n_envs: (PPO, GymVectorVecEnv(env_id, n_envs, device="cpu")),
+    "ours-gym-vector": lambda env_id, n_envs: (TensorPPO, GymVectorVecEnv(env_id, n_envs, device="cpu")),
     "sb3-envpool": lambda env_id, n_envs: (PPO, EnvPoolVecEnv(env_id, n_envs, device="cpu")),
     "ours-dummy": lambda env_id, n_envs: (TensorPPO, make_vec_env(env_id, n_envs, seed=0)),
     "ours": lambda env_id, n_envs: (TensorPPO, TensorVecEnv(f"Tensor{env_id}", n_envs, device="cpu")),
@@ -61,7 +62,8 @@ class Side:
     def __init__(self, name: str, env: str, n_envs: int):
         cls, vec_env = SIDES[name](ENV_IDS[env], n_envs)
         n_steps, batch_size = SIZES[n_envs]
-        options = {"compile": "default"} if name == "ours-compiled" else {}
+        options: dict[str, Any] = {"compile": "default"} if name == "ours-compiled" else {}
+        self.env = vec_env
         self.model = cls(
             "MlpPolicy", vec_env, n_steps=n_steps, batch_size=batch_size, n_epochs=4, seed=0, device="cpu", **options
         )
@@ -107,9 +109,8 @@ def run_case(name: str, sides: list[str], n_rounds: int, seconds: float) -> dict
             result = models[side].run(seconds)
             if i > 0:
                 found[side].append(result)
-    for side in models.values():
-        assert side.model.env is not None
-        side.model.env.close()
+    for model in models.values():
+        model.env.close()
     return found
 
 
