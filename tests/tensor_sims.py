@@ -58,7 +58,7 @@ class CountingSim:
         else:
             assert self.autoreset_mode is AutoresetMode.DISABLED
             self.t.masked_fill_(th.as_tensor(mask), 0)
-        self.over[:] = False
+        self.over.zero_()
         return self.give(self.obs), {}
 
     def step(self, actions):
@@ -104,7 +104,8 @@ class OnlyDLPack:
 class Syncs(TorchDispatchMode):
     """Counts operations, and those that wait for a device."""
 
-    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal")
+    # The last one brings a number to the device
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "lift_fresh")
 
     def __init__(self) -> None:
         super().__init__()

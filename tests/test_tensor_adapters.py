@@ -68,10 +68,12 @@ def test_spaces(space):
     ours.seed(1)
     theirs.seed(1)
     assert same(ours.reset(), theirs.reset())
+    assert ours.reset_infos == theirs.reset_infos
     for _ in range(30):
         actions = np.zeros((3, 2), np.float32)
         left, right = ours.step(actions), theirs.step(actions)
         assert same(left[0], right[0])
+        assert ours.reset_infos == theirs.reset_infos
         for info, expected in zip(left[3], right[3], strict=True):
             assert same(info.get("terminal_observation", 0), expected.get("terminal_observation", 0))
             assert same(info.get("array", 0), expected.get("array", 0))

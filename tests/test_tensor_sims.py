@@ -198,6 +198,12 @@ def test_wrong_observations():
         vec_env.reset_tensors()
 
 
+def test_step_before_reset():
+    """A step needs a reset before it."""
+    with pytest.raises(RuntimeError, match="have to be reset before they are stepped"):
+        make().step_tensors(th.zeros(2, 2))
+
+
 def test_wrong_actions():
     """Actions of another shape, or from elsewhere, are refused."""
     vec_env = make()
@@ -448,6 +454,33 @@ def test_extra_infos():
     battery[:] = 0
     assert infos[0] == {"battery": 0.5, "goal": 1, "nested": {"x": 0}, "TimeLimit.truncated": False}
     assert infos[1] == {"battery": 0.25, "nested": {"x": 1}, "TimeLimit.truncated": False}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_infos_of_resets(mode):
+    """What a simulator tells of new episodes, at explicit and automatic resets, is in reset_infos."""
+    sim = CountingSim((2, 3), mode=mode)
+    step, reset, episodes = sim.step, sim.reset, np.zeros(2)
+
+    def telling_reset(**kwargs):
+        episodes[(kwargs.get("options") or {}).get("reset_mask", np.full(2, True))] += 1
+        return reset(**kwargs)[0], {"episode": episodes}
+
+    def telling_step(actions):
+        *parts, info = step(actions)
+        if mode is AutoresetMode.SAME_STEP:
+            episodes[(parts[2] | parts[3]).numpy()] += 1
+        return *parts, {**info, "episode": episodes}
+
+    sim.reset, sim.step = telling_reset, telling_step
+    vec_env = TensorVecEnv(sim, device="cpu")
+    vec_env.reset()
+    told = [vec_env.reset_infos.copy()]
+    for _ in range(3):
+        vec_env.step(np.zeros((2, 2), np.float32))
+        told.append(vec_env.reset_infos.copy())
+    expected = [(1, 1), (1, 1), (2, 1), (2, 2)]
+    assert told == [[{"episode": episode} for episode in pair] for pair in expected]
 
 
 def test_protocol():

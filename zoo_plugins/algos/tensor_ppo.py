@@ -303,10 +303,10 @@ class TensorPPO(PPO):
         if not self._uses_graphs():
             return None
         if face not in self._graphs:
-            generators = getattr(getattr(face, "unwrapped", None), "graph_generators", None)
-            if generators is None:
+            generator = getattr(getattr(face, "unwrapped", None), "generator", None)
+            if generator is None:
                 warnings.warn("the environments' steps can't be recorded as a CUDA graph: only minibatches are", stacklevel=2)
-            self._graphs[face] = None if generators is None else Graphed(partial(self._act_and_step, face), generators)
+            self._graphs[face] = None if generator is None else Graphed(partial(self._act_and_step, face), [generator])
         return self._graphs[face]
 
     def _uses_graphs(self) -> bool:

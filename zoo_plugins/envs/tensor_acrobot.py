@@ -94,7 +94,7 @@ def _derivative(state: th.Tensor, torque: th.Tensor) -> th.Tensor:
     phi1.addcmul_(half_sin2, th.add(speed2, speed1, alpha=2).mul_(speed2), value=-1)
     ratio = d2 / d1
     force = th.addcmul(torque, ratio, phi1).addcmul_(half_sin2, speed1.square(), value=-1).sub_(phi2)
-    acceleration2 = force.div_(th.addcmul(state.new_tensor(1.25), d2, ratio, value=-1))
+    acceleration2 = force.div_(th.rsub(d2 * ratio, 1.25))
     acceleration1 = phi1.addcmul_(d2, acceleration2).div_(d1).neg_()
     return th.stack((speed1, speed2, acceleration1, acceleration2))
 

@@ -44,6 +44,7 @@ class TensorEnv(VectorEnv[th.Tensor, th.Tensor, th.Tensor]):
     final_obs = "exact"
     autoreset_mode = AutoresetMode.SAME_STEP
     infos: ClassVar[dict[str, Any]] = {}
+    reset_info: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,

@@ -9,7 +9,12 @@ from stable_baselines3.common.monitor import Monitor
 
 EnvFns: TypeAlias = Sequence[Callable[[], gym.Env[Any, Any]]]
 # What a batched environment does itself
-WITH_TWIN = (Monitor, TimeLimit, OrderEnforcing, PassiveEnvChecker)
+WITH_TWIN = {
+    "Monitor": Monitor,
+    "TimeLimit": TimeLimit,
+    "OrderEnforcing": OrderEnforcing,
+    "PassiveEnvChecker": PassiveEnvChecker,
+}
 
 
 class Made(NamedTuple):
@@ -39,11 +44,11 @@ def made_by(env_fns: EnvFns, vec_env: str) -> Made:
     try:
         kwargs: dict[str, Any] = {}
         while isinstance(env, gym.Wrapper):
-            # Not their subclasses, which do more
-            if type(env) not in WITH_TWIN:
+            # Not their subclasses, which do more; but for the one that the zoo puts in the place of gymnasium's TimeLimit
+            if type(env) not in (*WITH_TWIN.values(), gym.wrappers.TimeLimit):
                 raise ValueError(
                     f"{vec_env} can't apply {type(env).__name__} to a batch of environments: only "
-                    f"{', '.join(cls.__name__ for cls in WITH_TWIN)} are built in. Wrap the VecEnv instead (normalize, "
+                    f"{', '.join(WITH_TWIN)} are built in. Wrap the VecEnv instead (normalize, "
                     "frame_stack, vec_env_wrapper), or use another VecEnv"
                 )
             if isinstance(env, TimeLimit):

@@ -46,7 +46,9 @@ class NumpyFace(VecEnv):
         """
         base: Any = self.unwrapped
         base.check_numpy_face()
-        return obs_to_numpy(self.reset_tensors())
+        obs = obs_to_numpy(self.reset_tensors())
+        base.note_resets(range(self.num_envs))
+        return obs
 
     def step_async(self, actions: np.ndarray) -> None:
         """
@@ -54,7 +56,8 @@ class NumpyFace(VecEnv):
 
         :param actions: Their actions. Shape: ``(n_envs, *action_shape)``
         """
-        self._actions = np.asarray(actions)
+        # A copy, which environments may change
+        self._actions = np.array(actions, self.action_space.dtype)
 
     def step_wait(self) -> Any:
         """
@@ -62,10 +65,11 @@ class NumpyFace(VecEnv):
 
         :return: observations, rewards, ends of episodes, and infos
         """
-        # A copy, which environments may change
-        step = self.step_tensors(th.tensor(self._actions, device=self.device))
+        step = self.step_tensors(th.from_numpy(self._actions).to(self.device))
+        base: Any = self.unwrapped
         infos = self.infos_of(step)
         dones = (step.terminated | step.truncated).cpu().numpy()
+        base.note_resets(dones.nonzero()[0])
         return obs_to_numpy(step.obs), step.rewards.cpu().numpy(), dones, infos
 
     def infos_of(self, step: TensorStep) -> TensorInfos:

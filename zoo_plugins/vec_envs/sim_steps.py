@@ -33,7 +33,9 @@ class SimSteps:
         self.autoreset_mode = autoreset_mode(sim)
         self.render_mode = maybe_attribute(sim, "render_mode")
         self.device = th.empty(0, device=device).device
+        # What else the simulator told: of the last step, and of episodes that the last call began
         self.infos: dict[str, Any] = {}
+        self.reset_info: dict[str, Any] = {}
         if self.final_obs not in ("exact", "none"):
             raise ValueError(f"final_obs: {self.final_obs!r} is none of exact, none")
         if self.final_obs == "none":
@@ -54,6 +56,7 @@ class SimSteps:
         self._obs_tensors = ObsTensors(self.single_observation_space, self.num_envs, self.device)
         self._returns = th.zeros(self.num_envs, device=self.device)
         self._lengths = th.zeros(self.num_envs, dtype=th.int32, device=self.device)
+        self._numpy: bool | None = None  # whether the simulator's arrays are NumPy's, which the first reset shows
         # Environments that the next step resets instead of stepping them
         self._waiting = th.zeros(self.num_envs, dtype=th.bool, device=self.device)
 
@@ -66,6 +69,7 @@ class SimSteps:
         :return: first observations, and the simulator's info
         """
         obs, info = self.sim.reset(seed=seed, **({"options": options} if options else {}))
+        self.infos, self.reset_info = {}, info
         self._numpy = _is_numpy(obs)
         self._returns.zero_()
         self._lengths.zero_()
@@ -135,6 +139,7 @@ class SimSteps:
         :return: observations that go on, and last ones
         """
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            self.reset_info = info
             return obs, None if self.final_obs == "none" else self._final_obs(obs, done, info)
         final_obs = None if self.final_obs == "none" else copied(obs)
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
@@ -148,11 +153,11 @@ class SimSteps:
     def _reset_where(self, done: th.Tensor, obs: TensorObs) -> TensorObs:
         mask: Any = done.clone()
         if self._numpy:
-            mask = done.cpu().numpy()
+            mask = done.cpu().numpy().copy()
             if not mask.any():
                 return obs
         # Others are asked in each step, so that nothing waits for a device
-        fresh, _ = self.sim.reset(options={"reset_mask": mask})
+        fresh, self.reset_info = self.sim.reset(options={"reset_mask": mask})
         return obs_where(done, self._obs_tensors(fresh), obs)
 
     def _final_obs(self, obs: TensorObs, done: th.Tensor, info: dict[str, Any]) -> TensorObs:
@@ -184,8 +189,10 @@ class SimSteps:
         return all_obs
 
     def _for_sim(self, actions: th.Tensor) -> Any:
+        if self._numpy is None:
+            raise RuntimeError("environments have to be reset before they are stepped")
         copy = actions.clone()
-        return copy.cpu().numpy() if self._numpy else copy
+        return np.asarray(copy.cpu(), self.single_action_space.dtype) if self._numpy else copy
 
 
 def _is_numpy(obs: Any) -> bool:

@@ -67,7 +67,7 @@ class TensorInfos(Sequence[dict[str, Any]]):
         done = truncated or self._array("terminated")[env]
         # Simulators that reset in the same step tell of the next episode already
         extras = self._extras.get("final_info", self._extras) if done else self._extras
-        info = extras_of({name: values for name, values in extras.items() if name not in OF_FINAL_STEP}, env)
+        info = extras_of(extras, env)
         if done:
             episode_return, length = self._array("episode_returns")[env], self._array("episode_lengths")[env]
             info["episode"] = {"r": round(episode_return, 6), "l": length, "t": round(self._seconds, 6)}
@@ -97,12 +97,13 @@ def extras_of(extras: Mapping[str, Any], env: int) -> dict[str, Any]:
 
     :param extras: What it told about all of them. Shape of each value: ``(n_envs, ...)``, with masks ``_name``
     :param env: Index of the environment
-    :return: its part; dicts of arrays are searched too, and what has no first dimension is left out
+    :return: its part. Dicts of arrays are searched too; what has no first dimension, or belongs to an episode that has ended,
+        is left out
     """
     found: dict[str, Any] = {}
     for name, values in extras.items():
         mask = extras.get(f"_{name}")
-        if name.startswith("_") and name[1:] in extras:
+        if name in OF_FINAL_STEP or (name.startswith("_") and name[1:] in extras):
             continue
         if mask is not None and not bool(mask[env]):
             continue

@@ -3,7 +3,7 @@
 import copy
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -16,10 +16,11 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from zoo_plugins.envs.tensor_env import TensorEnv
 from zoo_plugins.vec_envs.batch_sim import BatchSim
-from zoo_plugins.vec_envs.batches import make_batch
+from zoo_plugins.vec_envs.batches import make_sim
 from zoo_plugins.vec_envs.env_fns import EnvFns, made_by
 from zoo_plugins.vec_envs.numpy_face import NumpyFace
 from zoo_plugins.vec_envs.sim_steps import SimSteps
+from zoo_plugins.vec_envs.tensor_infos import extras_of
 from zoo_plugins.vec_envs.tensor_step import TensorObs, TensorStep
 
 # More images than that are not seen, and fill the memory
@@ -60,10 +61,10 @@ class TensorVecEnv(NumpyFace):
         self.device = th.empty(0, device=get_device(device)).device
         sim: Any = env
         if isinstance(env, str):
-            sim = self._make(env, 1 if num_envs is None else num_envs, env_kwargs)
+            sim = make_sim(env, 1 if num_envs is None else num_envs, self.device, env_kwargs)
         elif isinstance(env, list | tuple):
             env_id, kwargs = made_by(env, type(self).__name__)
-            sim = self._make(env_id, len(env), {**kwargs, **env_kwargs})
+            sim = make_sim(env_id, len(env), self.device, {**kwargs, **env_kwargs})
         elif env_kwargs:
             raise ValueError(f"{type(env).__name__} is made already: it can't be given {', '.join(env_kwargs)}")
         # Ours have the right form already, if nothing wraps them
@@ -75,17 +76,6 @@ class TensorVecEnv(NumpyFace):
         self._action_shape = (self.batch.num_envs, *(() if shape is None else shape))
         self._start = time.time()
         super().__init__(self.batch.num_envs, self.batch.single_observation_space, self.batch.single_action_space)
-
-    def _make(self, env_id: str, num_envs: int, kwargs: dict[str, Any]) -> BatchSim:
-        """
-        Make a registered environment.
-
-        :param env_id: Its id
-        :param num_envs: Number of copies
-        :param kwargs: Its keyword arguments
-        :return: the batch
-        """
-        return make_batch(env_id, num_envs, self.device, kwargs)
 
     def reset_tensors(self) -> TensorObs:
         """
@@ -177,6 +167,11 @@ class TensorVecEnv(NumpyFace):
         result = method(*method_args, **method_kwargs)
         return [result for _ in self._get_indices(indices)]
 
+    @property
+    def generator(self) -> th.Generator | None:
+        """The batch's random generator, if its steps can be captured in a CUDA graph; ``None`` if they can't."""
+        return self.batch.generator if isinstance(self.batch, TensorEnv) else None
+
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """
         Check if environments are wrapped.
@@ -199,15 +194,6 @@ class TensorVecEnv(NumpyFace):
                 "which SB3 would learn. Algorithms on tensors leave it out; for all others choose SAME_STEP"
             )
 
-    @property
-    def graph_generators(self) -> list[th.Generator] | None:
-        """
-        Tell whether steps can be recorded as a CUDA graph.
-
-        :return: the random generators that they use; ``None`` if they can't, as those of others' simulators
-        """
-        return [self.batch.generator] if isinstance(self.batch, TensorEnv) else None
-
     def seconds(self) -> float:
         """
         Tell for how long the environments exist.
@@ -215,6 +201,16 @@ class TensorVecEnv(NumpyFace):
         :return: the time since they were made, in seconds
         """
         return time.time() - self._start
+
+    def note_resets(self, envs: Iterable[int]) -> None:
+        """
+        Keep what the simulator told of new episodes, in ``reset_infos``.
+
+        :param envs: Indices of the environments in which the last call began one
+        """
+        info = copy.deepcopy(self.batch.reset_info) if self.batch.reset_info else {}
+        for env in envs:
+            self.reset_infos[env] = extras_of(info, env)
 
     def extras(self) -> dict[str, Any]:
         """

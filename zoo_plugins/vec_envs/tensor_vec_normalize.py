@@ -89,7 +89,7 @@ class TensorVecNormalize(NumpyFace, VecNormalize):
         """
         obs: TensorObs = self.venv.reset_tensors()  # type: ignore[attr-defined]
         self.old_obs = obs
-        self._start_returns()
+        self.returns.zero_()
         self._update_obs(obs)
         return self._normalized(obs)
 
