@@ -98,6 +98,9 @@ class TensorLenEnv(NumpyFace):
     def check_numpy_face(self) -> None:
         pass
 
+    def note_resets(self, envs: Any) -> None:
+        pass
+
     def seconds(self) -> float:
         return 0.0
 

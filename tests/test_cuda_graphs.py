@@ -14,6 +14,7 @@ from tests.tensor_fakes import TensorLenEnv
 from zoo_plugins import TensorPPO
 from zoo_plugins.algos import cuda_graphs
 from zoo_plugins.algos.cuda_graphs import WARM_UP, Graphed
+from zoo_plugins.algos.fused_loss import FusedPPOLoss
 from zoo_plugins.vec_envs import TensorVecEnv, TensorVecFrameStack, TensorVecNormalize
 
 recordings: list[Callable[..., Any]] = []
@@ -87,7 +88,7 @@ ENVS = {
 @pytest.mark.parametrize("wrap", ENVS)
 def test_same_weights(wrap, env_id, on_cpu, monkeypatch):
     """With recorded steps and minibatches, training gives the same weights, but for the rounding of the learning rate."""
-    monkeypatch.setattr("zoo_plugins.algos.tensor_ppo.FUSED_UP_TO", 0)
+    monkeypatch.setattr(FusedPPOLoss, "supports", lambda policy: False)
     weights, statistics = [], []
     for mode in ("none", "cudagraph"):
         env = TensorVecEnv(env_id, 4, device="cpu", max_episode_steps=6)
@@ -106,7 +107,7 @@ def test_same_weights(wrap, env_id, on_cpu, monkeypatch):
 
 def test_coefficients_may_change(on_cpu, monkeypatch):
     """A coefficient that a callback changes is a constant of recordings, which are made again."""
-    monkeypatch.setattr("zoo_plugins.algos.tensor_ppo.FUSED_UP_TO", 0)
+    monkeypatch.setattr(FusedPPOLoss, "supports", lambda policy: False)
     weights = []
     for mode in ("none", "cudagraph"):
         model = make(TensorVecEnv("TensorCartPole-v1", 4, device="cpu"), mode)
@@ -152,7 +153,7 @@ def test_what_does_not_go_together(kwargs):
 
 def test_compiled_loss(monkeypatch):
     """The loss can be traced as a whole, and its statistics and gradients stay the same."""
-    monkeypatch.setattr("zoo_plugins.algos.tensor_ppo.FUSED_UP_TO", 0)
+    monkeypatch.setattr(FusedPPOLoss, "supports", lambda policy: False)
     original = th.compile
     monkeypatch.setattr(th, "compile", lambda function: original(function, backend="aot_eager", fullgraph=True))
     weights = []

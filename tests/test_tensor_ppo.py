@@ -349,7 +349,7 @@ def test_same_seed_same_weights():
 
 
 def test_images():
-    """Images with channels last are transposed, as by SB3, from the environment or from NumPy."""
+    """Images of environments in NumPy, with channels last, are transposed as by SB3."""
     model = make(make_vec_env(ImageEnv, 2), "CnnPolicy", policy_kwargs={"features_extractor_kwargs": {"features_dim": 8}})
     model.learn(16)
     stored = model.rollout_buffer.rollout.observations

@@ -17,7 +17,7 @@ from tests.envs import DictImageEnv, ImageEnv, LenEnv
 from tests.test_seq_recurrent_ppo_equality import TrainLogs
 from tests.test_tensor_rollout_buffer import Permuted
 from zoo_plugins import TensorPPO
-from zoo_plugins.algos import tensor_ppo
+from zoo_plugins.algos.fused_loss import FusedPPOLoss
 
 N_ROLLOUTS = 4
 # Episodes of all lengths end inside a rollout; the last minibatch of each epoch is smaller
@@ -103,11 +103,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("fused_up_to", [0, 1024])
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_same_weights_and_logs_as_ppo(case, fused_up_to, monkeypatch):
+def test_same_weights_and_logs_as_ppo(case, fused, monkeypatch):
     """After several rollouts with PPO's permutations, parameters and logged values are PPO's, up to floating point error."""
-    monkeypatch.setattr(tensor_ppo, "FUSED_UP_TO", fused_up_to)
+    if not fused:
+        monkeypatch.setattr(FusedPPOLoss, "supports", lambda policy: False)
     models, logs = [], []
     for cls, overrides in ((PPO, {}), (TensorPPO, {"rollout_buffer_class": Permuted})):
         model = CASES[case].make(cls, **overrides)

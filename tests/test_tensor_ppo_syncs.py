@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tensor_fakes import DeviceTensor, TensorLenEnv
 from zoo_plugins import TensorPPO
-from zoo_plugins.algos import tensor_ppo
+from zoo_plugins.algos import feedforward
+from zoo_plugins.algos.fused_loss import FusedPPOLoss
 
 # Operations whose result has to be known on the host
 WAITING = {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal", "unique", "_unique2", "item"}
@@ -72,7 +73,7 @@ def counting(method: Any, name: str, counts: Counter[str], running: list[str]) -
 @pytest.fixture(params=ACTION_SPACES)
 def model(request, monkeypatch):
     """A model on an environment of DeviceTensors, which has been trained, without what is only used on the CPU."""
-    monkeypatch.setattr(tensor_ppo, "FUSED_UP_TO", 0)
+    monkeypatch.setattr(FusedPPOLoss, "supports", lambda policy: False)
     env = TensorLenEnv(4, lengths=(3, 5), action_space=ACTION_SPACES[request.param], tensor_class=DeviceTensor)
     kwargs = {"use_sde": request.param == "gSDE", "sde_sample_freq": 4, "clip_range_vf": 0.2, "ent_coef": 0.01}
     return TensorPPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=3, device="cpu", **kwargs).learn(64)
@@ -127,5 +128,5 @@ def test_operations_per_step(model):
 
     obs = model.env.reset_tensors()
     with All():
-        tensor_ppo.feedforward.act(model.policy, obs)
+        feedforward.act(model.policy, obs)
     assert 10 < ops.total() < 100

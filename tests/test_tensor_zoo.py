@@ -141,7 +141,7 @@ def test_search_space(n_envs):
 
 
 def test_commands(tmp_path):
-    """train, -optimize, enjoy and record_video work; enjoy also where the agent is loaded as PPO."""
+    """train, enjoy, going on with an agent, and -optimize work; the agent opens as PPO."""
     arguments = ["--algo", "ppo_tensor", "--env", "TensorCartPole-v1"]
     tiny = ["-params", "n_steps:16", "n_envs:4", "batch_size:64", "n_epochs:1", "normalize:True"]
     run("rl_zoo3.train", *arguments, *tiny, "-n", 256, "--eval-freq", 100, "--save-freq", 100, "-f", tmp_path)

@@ -153,8 +153,9 @@ class _Function(th.autograd.Function):
         grad_outputs, grad_hidden, grad_scale = th.from_numpy(grads[0]), grads[1], grads[2]
         grad_values = th.from_numpy(ctx.grad_values * (2 * terms.vf_coef * grad_mean))[:, None]
 
-        pi_grads = _backward(ctx.loss.pi_net, ctx.pi_outputs, grad_outputs, grad_hidden)
-        vf_grads = _backward(ctx.loss.vf_net, ctx.vf_outputs, grad_values)
+        _, pi_has_grad, vf_has_grad, *_ = ctx.needs_input_grad
+        pi_grads = _backward(ctx.loss.pi_net, ctx.pi_outputs, grad_outputs, pi_has_grad, grad_hidden)
+        vf_grads = _backward(ctx.loss.vf_net, ctx.vf_outputs, grad_values, vf_has_grad)
         return None, pi_grads[0], vf_grads[0], grad_scale, *pi_grads[1:], *vf_grads[1:]
 
 
@@ -219,22 +220,31 @@ def _forward(net: list[nn.Module], latent: th.Tensor) -> list[th.Tensor]:
     :return: the input and the output of each layer
     """
     outputs = [latent]
-    for layer in net:
-        outputs.append(layer(outputs[-1]))
+    for i, layer in enumerate(net):
+        if i > 0 and isinstance(net[i - 1], nn.Linear) and not isinstance(layer, nn.Linear):
+            # Nobody needs what came out of the linear layer: large pieces of new memory take longer than the activation
+            outputs.append(outputs[-1].tanh_() if isinstance(layer, nn.Tanh) else outputs[-1].relu_())
+        else:
+            outputs.append(layer(outputs[-1]))
     return outputs
 
 
 def _backward(
-    net: list[nn.Module], outputs: list[th.Tensor], grad: th.Tensor, grad_last_input: th.Tensor | None = None
-) -> list[th.Tensor]:
+    net: list[nn.Module],
+    outputs: list[th.Tensor],
+    grad: th.Tensor,
+    input_has_grad: bool,
+    grad_last_input: th.Tensor | None = None,
+) -> list[th.Tensor | None]:
     """
     Propagate a gradient through a network.
 
     :param net: Its layers
     :param outputs: What :func:`_forward` gave
     :param grad: Gradient with respect to the last layer's output
+    :param input_has_grad: Whether the gradient with respect to the input is needed
     :param grad_last_input: What to add to the gradient with respect to the last layer's input
-    :return: gradients with respect to the input, and to the parameters in the order of the layers
+    :return: gradients with respect to the input (``None`` if it is not needed), and to the parameters, in the order of layers
     """
     weights: list[th.Tensor] = []
     for i in reversed(range(len(net))):
@@ -242,11 +252,13 @@ def _backward(
         if isinstance(layer, nn.Linear):
             grads = [grad.T @ outputs[i]] if layer.bias is None else [grad.T @ outputs[i], grad.sum(dim=0)]
             weights = grads + weights
+            if i == 0 and not input_has_grad:
+                return [None, *weights]
             grad = grad @ layer.weight
         elif isinstance(layer, nn.Tanh):
-            grad = th.ops.aten.tanh_backward(grad, output)
+            grad = th.ops.aten.tanh_backward.grad_input(grad, output, grad_input=grad)
         else:
-            grad = th.ops.aten.threshold_backward(grad, output, 0)
+            grad = th.ops.aten.threshold_backward.grad_input(grad, output, 0, grad_input=grad)
         if grad_last_input is not None and i == len(net) - 1:
             grad = grad + grad_last_input
     return [grad, *weights]

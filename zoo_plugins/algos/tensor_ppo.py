@@ -38,8 +38,6 @@ from zoo_plugins.vec_envs.tensor_vec_transpose_image import TensorVecTransposeIm
 SelfTensorPPO = TypeVar("SelfTensorPPO", bound="TensorPPO")
 
 COMPILE = ("none", "default", "cudagraph")
-# Minibatches up to this size take longer to prepare than to compute, which FusedPPOLoss saves
-FUSED_UP_TO = 1024
 
 
 class TensorPPO(PPO):
@@ -305,10 +303,10 @@ class TensorPPO(PPO):
         if not self._uses_graphs():
             return None
         if face not in self._graphs:
-            generators = getattr(getattr(face, "unwrapped", None), "graph_generators", None)
-            if generators is None:
+            generator = getattr(getattr(face, "unwrapped", None), "generator", None)
+            if generator is None:
                 warnings.warn("the environments' steps can't be recorded as a CUDA graph: only minibatches are", stacklevel=2)
-            self._graphs[face] = None if generators is None else Graphed(partial(self._act_and_step, face), generators)
+            self._graphs[face] = None if generator is None else Graphed(partial(self._act_and_step, face), [generator])
         return self._graphs[face]
 
     def _uses_graphs(self) -> bool:
@@ -440,7 +438,7 @@ class TensorPPO(PPO):
         :return: the loss, and its :data:`~zoo_plugins.algos.losses.STATISTICS`
         """
         policy = self.policy
-        if self.compile == "none" and len(batch.actions) <= FUSED_UP_TO and is_plain(policy) and FusedPPOLoss.supports(policy):
+        if self.compile == "none" and is_plain(policy) and FusedPPOLoss.supports(policy):
             return FusedPPOLoss(policy, terms)(*feedforward.latents(policy, batch.observations), batch)
         return self._compute_loss(batch, terms)
 

@@ -189,15 +189,6 @@ class TensorVecEnv(NumpyFace):
                 "which SB3 would learn. Algorithms on tensors leave it out; for all others choose SAME_STEP"
             )
 
-    @property
-    def graph_generators(self) -> list[th.Generator] | None:
-        """
-        Tell whether steps can be recorded as a CUDA graph.
-
-        :return: the random generators that they use; ``None`` if they can't, as those of others' simulators
-        """
-        return [self.batch.generator] if isinstance(self.batch, TensorEnv) else None
-
     def seconds(self) -> float:
         """
         Tell for how long the environments exist.

@@ -1,0 +1,190 @@
+"""
+Compare TensorPPO on a TensorVecEnv with SB3's PPO, on a DummyVecEnv and behind adapters of batched environments.
+
+All sides have the same hyperparameters (two layers of 64 units, 4 epochs of a few minibatches) and one torch thread. They
+train in turns in one process, in an order that changes from round to round, after one round that warms up. What counts is
+environment steps per CPU second: of whole learn() calls, and of collect_rollouts() alone. Ratios are medians over rounds.
+Prototype and goal are ratios of collect_rollouts() and learn() to "sb3".
+
+    python scripts/benchmark_tensor.py --output docs/results/tensor-speed
+    python scripts/benchmark_tensor.py --cases CartPole-64 --rounds 1 --seconds 1     # a quick look
+"""
+
+import argparse
+import importlib.util
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch as th
+from processes import describe_machine, read_versions, write_report
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+
+from zoo_plugins import TensorPPO
+from zoo_plugins.vec_envs import EnvPoolVecEnv, GymVectorVecEnv, TensorVecEnv
+
+# Number of environments: steps of each per rollout, and size of a minibatch
+SIZES = {8: (256, 256), 64: (32, 512), 1024: (32, 8192), 4096: (8, 8192)}
+ENV_IDS = {"CartPole": "CartPole-v1", "Pendulum": "Pendulum-v1"}
+CASES = {f"{env}-{n_envs}": (env, n_envs) for env in ENV_IDS for n_envs in SIZES}
+# Of collect_rollouts() and learn(), against "sb3"
+TARGETS = {
+    "CartPole-8": ((0.97, 1.14), (1, 1.2)),
+    "CartPole-64": ((2.3, 1.7), (2.4, 1.8)),
+    "CartPole-1024": ((8.6, 2.4), (9, 2.7)),
+    "CartPole-4096": ((14.1, 2.7), (15, 3)),
+}
+SIDES: dict[str, Callable[[str, int], tuple[type[PPO], Any]]] = {
+    "sb3": lambda env_id, n_envs: (PPO, make_vec_env(env_id, n_envs, seed=0)),
+    "sb3-gym-vector": lambda env_id, n_envs: (PPO, GymVectorVecEnv(env_id, n_envs, device="cpu")),
+    "ours-gym-vector": lambda env_id, n_envs: (TensorPPO, GymVectorVecEnv(env_id, n_envs, device="cpu")),
+    "sb3-envpool": lambda env_id, n_envs: (PPO, EnvPoolVecEnv(env_id, n_envs, device="cpu")),
+    "ours-dummy": lambda env_id, n_envs: (TensorPPO, make_vec_env(env_id, n_envs, seed=0)),
+    "ours": lambda env_id, n_envs: (TensorPPO, TensorVecEnv(f"Tensor{env_id}", n_envs, device="cpu")),
+    "ours-compiled": lambda env_id, n_envs: (TensorPPO, TensorVecEnv(f"Tensor{env_id}", n_envs, device="cpu")),
+}
+DEFAULT_SIDES = [side for side in SIDES if side != "ours-compiled"]
+
+
+class Side:
+    """
+    A model whose collection is timed.
+
+    :param name: One of SIDES
+    :param env: One of ENV_IDS
+    :param n_envs: Number of environments
+    """
+
+    def __init__(self, name: str, env: str, n_envs: int):
+        cls, vec_env = SIDES[name](ENV_IDS[env], n_envs)
+        n_steps, batch_size = SIZES[n_envs]
+        options: dict[str, Any] = {"compile": "default"} if name == "ours-compiled" else {}
+        self.env = vec_env
+        self.model = cls(
+            "MlpPolicy", vec_env, n_steps=n_steps, batch_size=batch_size, n_epochs=4, seed=0, device="cpu", **options
+        )
+        self.collect_seconds = 0.0
+        self._collect = self.model.collect_rollouts
+        self.model.collect_rollouts = self._timed_collect  # type: ignore[method-assign]
+
+    def _timed_collect(self, *args: Any, **kwargs: Any) -> bool:
+        start = time.process_time()
+        done = self._collect(*args, **kwargs)
+        self.collect_seconds += time.process_time() - start
+        return done
+
+    def run(self, seconds: float) -> tuple[float, float]:
+        """
+        Train for some time, in whole rollouts.
+
+        :param seconds: CPU seconds, about
+        :return: environment steps per CPU second of collect_rollouts() and of learn()
+        """
+        rollout = self.model.n_steps * self.model.n_envs
+        self.collect_seconds, start, n_steps = 0.0, time.process_time(), 0
+        while time.process_time() - start < seconds:
+            self.model.learn(2 * rollout, reset_num_timesteps=False)
+            n_steps += 2 * rollout
+        return n_steps / self.collect_seconds, n_steps / (time.process_time() - start)
+
+
+def run_case(name: str, sides: list[str], n_rounds: int, seconds: float) -> dict[str, list[tuple[float, float]]]:
+    """
+    Let all sides train in turns.
+
+    :param name: One of CASES
+    :param sides: Some of SIDES
+    :param n_rounds: Number of rounds
+    :param seconds: CPU seconds of each side and round, about
+    :return: what :meth:`Side.run` returned, by side and round
+    """
+    models = {side: Side(side, *CASES[name]) for side in sides}
+    found: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    for i in range(n_rounds + 1):
+        for side in sides[:: 1 if i % 2 == 0 else -1]:
+            result = models[side].run(seconds)
+            if i > 0:
+                found[side].append(result)
+    for model in models.values():
+        model.env.close()
+    return found
+
+
+def summarize(runs: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+    """
+    Compare sides.
+
+    :param runs: What run_case() returned
+    :return: for each side, medians of steps per second, and of ratios to the first side, of collect_rollouts() and learn()
+    """
+    first = next(iter(runs.values()))
+    return {
+        side: {
+            "fps": [statistics.median(values) for values in zip(*rows, strict=True)],
+            "ratio": [statistics.median(row[i] / other[i] for row, other in zip(rows, first, strict=True)) for i in range(2)],
+        }
+        for side, rows in runs.items()
+    }
+
+
+def to_markdown(report: dict[str, Any]) -> str:
+    """
+    Write the report as tables.
+
+    :param report: The report
+    :return: Markdown
+    """
+    lines = [
+        f"{report['machine']}; {report['rounds']} rounds of {report['seconds']:g} CPU seconds; one torch thread.",
+        ", ".join(f"{name} {version}" for name, version in report["versions"].items()) + ".",
+        "",
+        "| environment, how many | side | collect_rollouts(), steps/s | ratio | learn(), steps/s | ratio | prototype | goal |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, sides in report["cases"].items():
+        for side, row in sides.items():
+            targets = TARGETS.get(name, ()) if side == "ours" else ()
+            cells = [" / ".join(f"{value:g}" for value in pair) for pair in targets] or ["", ""]
+            numbers = [f"{fps:.0f} | {ratio:.2f}" for fps, ratio in zip(row["fps"], row["ratio"], strict=True)]
+            lines.append(f"| {' | '.join([name, side, *numbers, *cells])} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure all cases and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), help="default: all that are installed, but compiled losses")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="CPU seconds of each side and round, about")
+    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.md")
+    args = parser.parse_args()
+    th.set_num_threads(1)
+    # Remainders of minibatches
+    warnings.filterwarnings("ignore", "You have specified a mini-batch size")
+    has_envpool = importlib.util.find_spec("envpool") is not None
+    sides = args.sides or [side for side in DEFAULT_SIDES if has_envpool or side != "sb3-envpool"]
+    if "sb3-envpool" in sides and not has_envpool:
+        raise SystemExit("EnvPool is missing: pip install 'zoo-plugins[envpool]'")
+
+    runs = {}
+    for name in args.cases:
+        runs[name] = run_case(name, sides, args.rounds, args.seconds)
+        print(f"{name}: done", flush=True)
+    report = {
+        "machine": describe_machine(),
+        "versions": read_versions(*(["envpool"] if "sb3-envpool" in sides else [])),
+        "rounds": args.rounds,
+        "seconds": args.seconds,
+        "cases": {name: summarize(found) for name, found in runs.items()},
+        "runs": runs,
+    }
+    write_report(report, to_markdown(report), args.output)
+
+
+if __name__ == "__main__":
+    main()
