@@ -192,6 +192,46 @@ def test_too_long():
     other.close()
 
 
+def test_more_than_announced():
+    """Bytes after the end of a message belong to nothing that was asked for."""
+    channel, other = pair()
+    other.sendall(HEADER.pack(0, 3) + b"four")
+    with pytest.raises(LostConnection, match="3 bytes"):
+        channel.receive(Frame())
+    other.close()
+
+
+def test_polling():
+    """Messages are polled for while they come soon, and waited for otherwise."""
+    channel, other = pair(timeout=5.0, polls=True)
+    received = []
+
+    class Counting:
+        def recvmsg_into(self, buffers, ancillary, flags):
+            received.append(flags)
+            return ours.recvmsg_into(buffers, ancillary, flags)
+
+    ours, channel._socket = channel._socket, Counting()
+    other.sendall(HEADER.pack(1, 0))
+    assert channel.receive(Frame()) == (1, b"")
+    assert received == [socket.MSG_DONTWAIT]
+    for expected_to_poll in (True, False):
+        received.clear()
+        thread, _ = in_thread(lambda: (time.sleep(0.05), other.sendall(HEADER.pack(2, 0))))
+        assert channel.receive(Frame()) == (2, b"")
+        thread.join()
+        assert (received[0] == socket.MSG_DONTWAIT) is expected_to_poll
+        assert received[-1] == 0
+    other.sendall(HEADER.pack(3, 0))
+    channel.receive(Frame())
+    other.sendall(HEADER.pack(4, 0))
+    received.clear()
+    channel.receive(Frame())
+    assert received == [socket.MSG_DONTWAIT]
+    ours.close()
+    other.close()
+
+
 def test_silence():
     """Silence ends after a time, or when the other side is reported dead."""
     channel, other = pair(timeout=0.2)

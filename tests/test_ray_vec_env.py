@@ -221,8 +221,8 @@ def test_one_message_each_way(ordered, monkeypatch):
             counted.setdefault("sent", []).append(len(data))
             return self._connected.sendall(data)
 
-        def recvmsg_into(self, buffers):
-            received = self._connected.recvmsg_into(buffers)
+        def recvmsg_into(self, buffers, ancillary, flags):
+            received = self._connected.recvmsg_into(buffers, ancillary, flags)
             counted.setdefault("received", []).append(received[0])
             return received
 

@@ -8,6 +8,8 @@ from gymnasium import spaces
 
 # Type of a message or reply, and the number of bytes that follow the arrays
 HEADER_SIZE = 8
+# Bytes after the arrays that are received together with them: actions, most infos
+SPARE_SIZE = 1024
 
 
 class StepArrays:
@@ -94,6 +96,8 @@ class Frame:
         bodies = [] if arrays is None else [as_bytes(array[envs]) for array in arrays]
         self.parts = [memoryview(self.header), *(body for body in bodies if body.nbytes)]
         self.size = sum(part.nbytes for part in self.parts)
+        self.spare = bytearray(SPARE_SIZE)
+        self.parts_and_spare = [*self.parts, memoryview(self.spare)]
 
 
 def as_bytes(array: np.ndarray) -> memoryview:

@@ -220,7 +220,7 @@ class Workers:
             accepted = listener.accept(timeout=0.2)
             if accepted is not None and accepted[0] in missing:
                 worker = missing.pop(accepted[0])
-                worker.channel = Channel(accepted[1], is_alive=worker.is_alive)
+                worker.channel = Channel(accepted[1], is_alive=worker.is_alive, polls=True)
                 continue
             for worker in missing.values():
                 if not worker.is_alive():
