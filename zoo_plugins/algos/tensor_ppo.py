@@ -269,8 +269,7 @@ class TensorPPO(PPO):
 
         episodes = ends.read(self.start_time)
         if not isinstance(face, NumpyBoundary):
-            assert self.ep_info_buffer is not None
-            self.ep_info_buffer.extend(episodes)
+            self._update_info_buffer(episodes, np.ones(len(episodes), dtype=bool))
         finish_rollout(self.policy, rollout_buffer, ends, obs, starts, self.gamma)
 
         callback.update_locals(locals())
