@@ -21,7 +21,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from curves import Array, at_points, describe, draw_curve, make_curve, rounded
@@ -29,6 +29,9 @@ from processes import describe_machine, parse_run_options, read_versions, run_al
 from recurrent_runs import OUR_FILE, UPSTREAM_FILE, make_model, read_hyperparams
 
 from zoo_plugins.registry import import_object
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 # Timesteps of a run, and the return that an agent has to reach
 ENVS: dict[str, dict[str, int]] = {
@@ -58,6 +61,17 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
     th.set_num_threads(1)
     cls = import_object(SIDES[settings["side"]]["cls"])
     model = make_model(cls, settings["env"], settings["hyperparams"], settings["seed"])
+    return {"settings": settings, **learn(model, settings["timesteps"])}
+
+
+def learn(model: "OnPolicyAlgorithm", timesteps: int) -> dict[str, Any]:
+    """
+    Let a model learn, and keep its episodes.
+
+    :param model: The model
+    :param timesteps: Number of timesteps
+    :return: timesteps, CPU and wall seconds of the whole run; and the same at the end of each episode, with its return
+    """
     episodes: dict[str, list[float]] = {"timesteps": [], "cpu": [], "wall": [], "return": []}
     cpu, wall = time.process_time(), time.perf_counter()
 
@@ -69,14 +83,15 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
         }
 
     def record(variables: dict[str, Any], _: dict[str, Any]) -> bool:
-        for info in variables["infos"]:
-            if "episode" in info:
-                for key, value in {**progress(), "return": round(info["episode"]["r"], 2)}.items():
-                    episodes[key].append(value)
+        # Where many environments are stepped together, infos of all of them are expensive
+        for idx in np.flatnonzero(variables["dones"]):
+            episode = variables["infos"][idx]["episode"]
+            for key, value in {**progress(), "return": round(float(episode["r"]), 2)}.items():
+                episodes[key].append(value)
         return True
 
-    model.learn(settings["timesteps"], callback=record)
-    return {"settings": settings, **progress(), "episodes": episodes}
+    model.learn(timesteps, callback=record)
+    return {**progress(), "episodes": episodes}
 
 
 def rolling_mean(returns: Array, window: int = WINDOW) -> Array:
@@ -186,11 +201,12 @@ def summarize(env_id: str, runs: dict[str, list[dict[str, Any]]], threshold: flo
     return {"env": env_id, "timesteps": budget, "threshold": threshold, "sides": found}
 
 
-def to_markdown(report: dict[str, Any]) -> str:
+def to_markdown(report: dict[str, Any], sides: dict[str, dict[str, str]] = SIDES) -> str:
     """
     Write the report as tables.
 
     :param report: The report
+    :param sides: What was compared, with a label each
     :return: Markdown
     """
 
@@ -218,7 +234,7 @@ def to_markdown(report: dict[str, Any]) -> str:
     for env, side, row in rows:
         final, area = row["final"], row["area"]
         lines.append(
-            f"| {env['env']} | {SIDES[side]['label']} | {estimate(final['iqm'], final['interval'])} "
+            f"| {env['env']} | {sides[side]['label']} | {estimate(final['iqm'], final['interval'])} "
             f"| {final['mean']:.1f} ({final['min']:.1f} to {final['max']:.1f}) | {difference(final)} "
             f"| {estimate(area['iqm'], area['interval'])} | {difference(area)} |"
         )
@@ -232,7 +248,7 @@ def to_markdown(report: dict[str, Any]) -> str:
         to_threshold = row["to_threshold"]
         timesteps, cpu, wall = (to_threshold[axis] for axis in ("timesteps", "cpu", "wall"))
         lines.append(
-            f"| {env['env']} | {env['threshold']:g} | {SIDES[side]['label']} "
+            f"| {env['env']} | {env['threshold']:g} | {sides[side]['label']} "
             f"| {to_threshold['reached']} of {len(row['final']['by_seed'])} | {number(timesteps['median'], 0)} "
             f"| {number(cpu['median'])} | {ratio(cpu)} | {number(wall['median'])} | {ratio(wall)} "
             f"| {env['timesteps']:,} | {number(row['cpu'])} | {number(row['fps'], 0)} |"
@@ -240,19 +256,20 @@ def to_markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(env: dict[str, Any], path: Path) -> None:
+def plot(env: dict[str, Any], path: Path, sides: dict[str, dict[str, str]] = SIDES) -> None:
     """
     Draw the curves of an environment, against timesteps and against CPU time.
 
     :param env: What summarize() returned
     :param path: The PNG to write
+    :param sides: What was compared, with a label each
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.6), dpi=90, layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for panel, (axis, label) in zip(panels, {"timesteps": "timesteps", "cpu": "CPU seconds (log)"}.items(), strict=True):
-        for i, (side, texts) in enumerate(SIDES.items()):
+        for i, (side, texts) in enumerate(sides.items()):
             if side in env["sides"]:
                 draw_curve(panel, env["sides"][side]["curves"][axis], f"C{i}", texts["label"])
         panel.axhline(env["threshold"], color="gray", linestyle="--", linewidth=1, label="return to reach")

@@ -1,10 +1,12 @@
 """
-Compare TensorPPO on a TensorVecEnv with SB3's PPO, on a DummyVecEnv and behind adapters of batched environments.
+Compare TensorPPO on a TensorVecEnv with SB3's PPO, on a DummyVecEnv and on environments that are stepped together.
 
-All sides have the same hyperparameters (two layers of 64 units, 4 epochs of a few minibatches) and one torch thread. They
-train in turns in one process, in an order that changes from round to round, after one round that warms up. What counts is
-environment steps per CPU second: of whole learn() calls, and of collect_rollouts() alone. Ratios are medians over rounds.
-Prototype and goal are ratios of collect_rollouts() and learn() to "sb3".
+Sides are those of scripts/tensor_sides.py: "sb3-..." is SB3's PPO, "ours-..." TensorPPO, on a DummyVecEnv ("sb3",
+"ours-dummy"), on gymnasium's own vector environment, on EnvPool with one thread, and on tensors ("ours"). All have the same
+hyperparameters (two layers of 64 units, 4 epochs of a few minibatches) and one torch thread. They train in turns in one
+process, in an order that changes from round to round, after one rollout that warms up. What counts is environment steps per
+CPU second: of whole learn() calls, and of collect_rollouts() alone. Ratios are medians over rounds. Prototype and goal are
+ratios of collect_rollouts() and learn().
 
     python scripts/benchmark_tensor.py --output docs/results/tensor-speed
     python scripts/benchmark_tensor.py --cases CartPole-64 --rounds 1 --seconds 1     # a quick look
@@ -15,37 +17,26 @@ import importlib.util
 import statistics
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch as th
 from processes import describe_machine, read_versions, write_report
-from stable_baselines3 import PPO
-from stable_baselines3.common.env_util import make_vec_env
-
-from zoo_plugins import TensorPPO
-from zoo_plugins.vec_envs import EnvPoolVecEnv, GymVectorVecEnv, TensorVecEnv
+from tensor_sides import SIDES, has_vector_form
 
 # Number of environments: steps of each per rollout, and size of a minibatch
 SIZES = {8: (256, 256), 64: (32, 512), 1024: (32, 8192), 4096: (8, 8192)}
 ENV_IDS = {"CartPole": "CartPole-v1", "Pendulum": "Pendulum-v1"}
 CASES = {f"{env}-{n_envs}": (env, n_envs) for env in ENV_IDS for n_envs in SIZES}
-# Of collect_rollouts() and learn(), against "sb3"
+# Of collect_rollouts() and learn(), of "ours" against others: prototype and goal
 TARGETS = {
-    "CartPole-8": ((0.97, 1.14), (1, 1.2)),
-    "CartPole-64": ((2.3, 1.7), (2.4, 1.8)),
-    "CartPole-1024": ((8.6, 2.4), (9, 2.7)),
-    "CartPole-4096": ((14.1, 2.7), (15, 3)),
-}
-SIDES: dict[str, Callable[[str, int], tuple[type[PPO], Any]]] = {
-    "sb3": lambda env_id, n_envs: (PPO, make_vec_env(env_id, n_envs, seed=0)),
-    "sb3-gym-vector": lambda env_id, n_envs: (PPO, GymVectorVecEnv(env_id, n_envs, device="cpu")),
-    "ours-gym-vector": lambda env_id, n_envs: (TensorPPO, GymVectorVecEnv(env_id, n_envs, device="cpu")),
-    "sb3-envpool": lambda env_id, n_envs: (PPO, EnvPoolVecEnv(env_id, n_envs, device="cpu")),
-    "ours-dummy": lambda env_id, n_envs: (TensorPPO, make_vec_env(env_id, n_envs, seed=0)),
-    "ours": lambda env_id, n_envs: (TensorPPO, TensorVecEnv(f"Tensor{env_id}", n_envs, device="cpu")),
-    "ours-compiled": lambda env_id, n_envs: (TensorPPO, TensorVecEnv(f"Tensor{env_id}", n_envs, device="cpu")),
+    ("CartPole-8", "sb3"): ((0.97, 1.14), (1, 1.2)),
+    ("CartPole-64", "sb3"): ((2.3, 1.7), (2.4, 1.8)),
+    ("CartPole-1024", "sb3"): ((8.6, 2.4), (9, 2.7)),
+    ("CartPole-4096", "sb3"): ((14.1, 2.7), (15, 3)),
+    ("CartPole-4096", "sb3-gym-vector"): ((1.42, 1.19), (1.5, 1.3)),
+    ("CartPole-4096", "sb3-envpool"): ((2.8, 1.24), (3, 1.4)),
+    ("Pendulum-4096", "sb3"): ((18, 3), ()),
 }
 DEFAULT_SIDES = [side for side in SIDES if side != "ours-compiled"]
 
@@ -60,7 +51,8 @@ class Side:
     """
 
     def __init__(self, name: str, env: str, n_envs: int):
-        cls, vec_env = SIDES[name](ENV_IDS[env], n_envs)
+        cls, make_env = SIDES[name]
+        vec_env = make_env(ENV_IDS[env], n_envs)
         n_steps, batch_size = SIZES[n_envs]
         options: dict[str, Any] = {"compile": "default"} if name == "ours-compiled" else {}
         self.env = vec_env
@@ -81,14 +73,14 @@ class Side:
         """
         Train for some time, in whole rollouts.
 
-        :param seconds: CPU seconds, about
+        :param seconds: CPU seconds, about: one call of learn() at least
         :return: environment steps per CPU second of collect_rollouts() and of learn()
         """
         rollout = self.model.n_steps * self.model.n_envs
         self.collect_seconds, start, n_steps = 0.0, time.process_time(), 0
-        while time.process_time() - start < seconds:
-            self.model.learn(2 * rollout, reset_num_timesteps=False)
-            n_steps += 2 * rollout
+        while n_steps == 0 or time.process_time() - start < seconds:
+            self.model.learn(rollout, reset_num_timesteps=False)
+            n_steps += rollout
         return n_steps / self.collect_seconds, n_steps / (time.process_time() - start)
 
 
@@ -106,7 +98,7 @@ def run_case(name: str, sides: list[str], n_rounds: int, seconds: float) -> dict
     found: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
     for i in range(n_rounds + 1):
         for side in sides[:: 1 if i % 2 == 0 else -1]:
-            result = models[side].run(seconds)
+            result = models[side].run(seconds if i > 0 else 0.0)
             if i > 0:
                 found[side].append(result)
     for model in models.values():
@@ -119,13 +111,13 @@ def summarize(runs: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
     Compare sides.
 
     :param runs: What run_case() returned
-    :return: for each side, medians of steps per second, and of ratios to the first side, of collect_rollouts() and learn()
+    :return: for each side, medians of steps per second, and of the ratio of "ours" to it, of collect_rollouts() and learn()
     """
-    first = next(iter(runs.values()))
+    ours = runs.get("ours", next(iter(runs.values())))
     return {
         side: {
             "fps": [statistics.median(values) for values in zip(*rows, strict=True)],
-            "ratio": [statistics.median(row[i] / other[i] for row, other in zip(rows, first, strict=True)) for i in range(2)],
+            "ratio": [statistics.median(row[i] / other[i] for row, other in zip(ours, rows, strict=True)) for i in range(2)],
         }
         for side, rows in runs.items()
     }
@@ -142,13 +134,14 @@ def to_markdown(report: dict[str, Any]) -> str:
         f"{report['machine']}; {report['rounds']} rounds of {report['seconds']:g} CPU seconds; one torch thread.",
         ", ".join(f"{name} {version}" for name, version in report["versions"].items()) + ".",
         "",
-        "| environment, how many | side | collect_rollouts(), steps/s | ratio | learn(), steps/s | ratio | prototype | goal |",
+        "| environment, how many | side | collect_rollouts(): steps/s | ours is faster by "
+        "| learn(): steps/s | ours is faster by | prototype | goal |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, sides in report["cases"].items():
         for side, row in sides.items():
-            targets = TARGETS.get(name, ()) if side == "ours" else ()
-            cells = [" / ".join(f"{value:g}" for value in pair) for pair in targets] or ["", ""]
+            targets = TARGETS.get((name, side), ((), ()))
+            cells = [" / ".join(f"{value:g}" for value in pair) for pair in targets]
             numbers = [f"{fps:.0f} | {ratio:.2f}" for fps, ratio in zip(row["fps"], row["ratio"], strict=True)]
             lines.append(f"| {' | '.join([name, side, *numbers, *cells])} |")
     return "\n".join(lines) + "\n"
@@ -159,25 +152,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), help="default: all that are installed, but compiled losses")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="CPU seconds of each side and round, about")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="CPU seconds of each side and round, about")
     parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.md")
     args = parser.parse_args()
     th.set_num_threads(1)
     # Remainders of minibatches
     warnings.filterwarnings("ignore", "You have specified a mini-batch size")
     has_envpool = importlib.util.find_spec("envpool") is not None
-    sides = args.sides or [side for side in DEFAULT_SIDES if has_envpool or side != "sb3-envpool"]
-    if "sb3-envpool" in sides and not has_envpool:
+    sides = args.sides or [side for side in DEFAULT_SIDES if has_envpool or "envpool" not in side]
+    needs_envpool = any("envpool" in side for side in sides)
+    if needs_envpool and not has_envpool:
         raise SystemExit("EnvPool is missing: pip install 'zoo-plugins[envpool]'")
 
     runs = {}
     for name in args.cases:
-        runs[name] = run_case(name, sides, args.rounds, args.seconds)
+        there = [side for side in sides if "gym-vector" not in side or has_vector_form(ENV_IDS[CASES[name][0]])]
+        runs[name] = run_case(name, there, args.rounds, args.seconds)
         print(f"{name}: done", flush=True)
     report = {
         "machine": describe_machine(),
-        "versions": read_versions(*(["envpool"] if "sb3-envpool" in sides else [])),
+        "versions": read_versions(*(["envpool"] if needs_envpool else [])),
         "rounds": args.rounds,
         "seconds": args.seconds,
         "cases": {name: summarize(found) for name, found in runs.items()},

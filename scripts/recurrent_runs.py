@@ -1,8 +1,8 @@
-"""What the benchmarks of recurrent PPO share: hyperparameters and models."""
+"""What benchmarks of PPO share, recurrent or not: hyperparameters and models."""
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
@@ -10,7 +10,10 @@ from zoo_plugins.registry import PluginError, find_resource
 
 if TYPE_CHECKING:
     import gymnasium as gym
-    from sb3_contrib import RecurrentPPO
+    from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+    from stable_baselines3.common.vec_env import VecEnv
+
+    Algorithm = TypeVar("Algorithm", bound=OnPolicyAlgorithm)
 
 UPSTREAM_FILE = "rl_zoo3:hyperparams/ppo_lstm.yml"
 OUR_FILE = "zoo_plugins:hyperparams/ppo_lstm_seq.yml"
@@ -32,27 +35,29 @@ def read_hyperparams(file: str, env_id: str) -> dict[str, Any]:
 
 
 def make_model(
-    cls: "type[RecurrentPPO]",
+    cls: "type[Algorithm]",
     env_id: str,
     hyperparams: dict[str, Any],
     seed: int,
     wrapper_class: "Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None" = None,
-) -> "RecurrentPPO":
+    vec_env_cls: "type[VecEnv] | None" = None,
+) -> "Algorithm":
     """
-    Make a model as the zoo does, on a DummyVecEnv of this process and on the CPU.
+    Make a model as the zoo does, on a VecEnv of this process and on the CPU.
 
     :param cls: The algorithm
     :param env_id: The environment
     :param hyperparams: Its hyperparameters, as they are in a file of the zoo
     :param seed: Random seed
     :param wrapper_class: Wrapper of each environment
+    :param vec_env_cls: Class of the VecEnv; None: DummyVecEnv
     :return: the model
     :raises PluginError: naming a hyperparameter that is not supported here
     """
     import rl_zoo3.import_envs  # noqa: F401  # registers the environments without velocities
     from rl_zoo3.utils import SimpleLinearSchedule
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+    from stable_baselines3.common.vec_env import VecNormalize
 
     from zoo_plugins.config import SCHEDULES, Block, parse_kwargs
 
@@ -71,10 +76,14 @@ def make_model(
             values[key] = SimpleLinearSchedule(values[key].removeprefix("lin_"))
     values["policy_kwargs"] = parse_kwargs(values.get("policy_kwargs") or {})
 
-    env: VecEnv = make_vec_env(env_id, n_envs=values.pop("n_envs", 1), seed=seed, wrapper_class=wrapper_class)
+    make_env: Any = make_vec_env  # which knows two classes of VecEnvs only
+    n_envs = values.pop("n_envs", 1)
+    env: VecEnv = make_env(env_id, n_envs, seed=seed, wrapper_class=wrapper_class, vec_env_cls=vec_env_cls)
     if normalize:
         kwargs = {} if normalize is True else parse_kwargs(normalize)
         if "gamma" in values:
             kwargs["gamma"] = values["gamma"]
         env = VecNormalize(env, **kwargs)
-    return cls(env=env, seed=seed, device="cpu", **values)
+    make: Any = cls
+    model: Algorithm = make(env=env, seed=seed, device="cpu", **values)
+    return model

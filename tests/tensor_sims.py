@@ -88,6 +88,23 @@ class CountingSim:
         return tensor.numpy() if self.arrays == "numpy" else OnlyDLPack(tensor)
 
 
+class ImageSim(CountingSim):
+    """Images of which each pixel tells environment, step and place; alone, or in a dict with numbers."""
+
+    def __init__(self, *args, as_dict=False, **kwargs):
+        super().__init__(*args, **kwargs)
+        image = spaces.Box(0, 255, (37, 36, 3), np.uint8)
+        numbers = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.single_observation_space = spaces.Dict(image=image, numbers=numbers) if as_dict else image
+
+    def give(self, tensor):
+        if not isinstance(tensor, th.Tensor) or tensor.dim() != 2:
+            return tensor
+        places = th.arange(37 * 36 * 3).view(1, 37, 36, 3) % 50
+        image = (places + 60 * tensor[:, 0].view(-1, 1, 1, 1) + tensor[:, 1].view(-1, 1, 1, 1)).to(th.uint8)
+        return {"image": image, "numbers": tensor} if isinstance(self.single_observation_space, spaces.Dict) else image
+
+
 class OnlyDLPack:
     """An array of some other library."""
 

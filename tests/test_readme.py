@@ -75,7 +75,7 @@ def test_masking_page_runs(tmp_path):
         assert re.search("Saving to logs/maskable_ppo_lstm_seq/Recall-v0_1|Mean reward", out)
 
 
-@pytest.mark.parametrize("name", ["plain_sb3", "her_with_many_envs"])
+@pytest.mark.parametrize("name", ["plain_sb3", "her_with_many_envs", "tensor_envs"])
 def test_example_file_runs(name, capsys):
     """The scripts in examples/ train and evaluate."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")

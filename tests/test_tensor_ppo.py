@@ -18,8 +18,10 @@ from torch.distributions import Distribution
 
 from tests.envs import ImageEnv, LenEnv
 from tests.tensor_fakes import TensorLenEnv
+from tests.tensor_sims import ImageSim
 from zoo_plugins import SequenceRolloutBuffer, TensorPPO
 from zoo_plugins.algos import rollout_ends
+from zoo_plugins.vec_envs import TensorVecEnv, TensorVecTransposeImage
 
 SMALL = {"n_steps": 8, "batch_size": 10, "n_epochs": 2, "seed": 0, "device": "cpu"}
 NO_BOUNDS = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -171,6 +173,25 @@ def ends_of(env: int) -> list[tuple[int, int]]:
         step, episode = step + length, episode + 1
         ends.append((step, length))
     return ends
+
+
+class TellingEnv(TensorLenEnv):
+    """Episodes of environment 1 are a success, those of environment 0 are not, and of environment 2 nothing is told."""
+
+    def step_tensors(self, actions):
+        return super().step_tensors(actions)._replace(success=th.tensor([0, 1, np.nan]))
+
+
+def test_success_rate():
+    """Successes of episodes are logged where they are told."""
+    recorded: set[str] = set()
+    for env in (TellingEnv(3), TensorLenEnv(3)):
+        model = make(env)
+        model.set_logger(Logger(None, [KeysKept(recorded)]))
+        model.learn(24)
+        assert len(model.ep_info_buffer) == 3
+        assert list(model.ep_success_buffer) == ([0, 1] if type(env) is TellingEnv else [])
+        assert "rollout/success_rate" in recorded
 
 
 @pytest.mark.parametrize(
@@ -355,6 +376,23 @@ def test_images():
     stored = model.rollout_buffer.rollout.observations
     assert stored.shape == (8, 2, 1, 36, 36)
     assert stored.dtype is th.uint8
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_images_in_tensors(as_dict):
+    """Images of tensors with channels last are transposed too, and stay tensors: each pixel is where it belongs."""
+    env = TensorVecEnv(ImageSim((5, 5), end="truncated", as_dict=as_dict), device="cpu")
+    policy, features = ("MultiInputPolicy", "cnn_output_dim") if as_dict else ("CnnPolicy", "features_dim")
+    model = make(env, policy, policy_kwargs={"features_extractor_kwargs": {features: 8}})
+    assert type(model.env) is TensorVecTransposeImage
+    stored = rollout(model).observations
+    stored = stored["image"] if as_dict else stored
+    assert stored.shape == (8, 2, 3, 37, 36)
+    assert stored.dtype is th.uint8
+    places = th.arange(37 * 36 * 3).view(37, 36, 3).permute(2, 0, 1) % 50
+    for step, t in enumerate([0, 1, 2, 3, 4, 0, 1, 2]):
+        assert th.equal(stored[step, 1], (places + 60 + t).to(th.uint8))
+    assert isinstance(model.predict(model.env.reset_tensors())[0], th.Tensor)
 
 
 class OwnPolicy(ActorCriticPolicy):

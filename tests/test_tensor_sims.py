@@ -456,6 +456,34 @@ def test_extra_infos():
     assert infos[1] == {"battery": 0.25, "nested": {"x": 1}, "TimeLimit.truncated": False}
 
 
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"is_success": th.tensor([True, False])}, [1, 0]),
+        ({"is_success": np.array([[1.0], [0.0]])}, [1, 0]),
+        ({"is_success": np.array([np.True_, None], dtype=object), "_is_success": np.array([True, False])}, [1, np.nan]),
+        (
+            {"is_success": np.zeros(2), "final_info": {"is_success": th.ones(2), "_is_success": np.array([False, True])}},
+            [np.nan, 1],
+        ),
+        ({"is_success": np.zeros(2), "final_info": {}}, None),
+        ({"final_info": np.array([{"is_success": True}, None])}, None),
+        ({"success": np.zeros(2)}, None),
+    ],
+)
+def test_successes(told, expected):
+    """Successes come from infos, by gymnasium's convention; of those that have ended, if there are new ones already."""
+    sim = CountingSim((2, 3))
+    step = sim.step
+    sim.step = lambda actions: (*(parts := step(actions))[:4], {**parts[4], **told})
+    found = run(TensorVecEnv(sim, device="cpu"), 1)[0].success
+    if expected is None:
+        assert found is None
+    else:
+        assert found.dtype is th.float32
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 def test_infos_of_resets(mode):
     """What a simulator tells of new episodes, at explicit and automatic resets, is in reset_infos."""

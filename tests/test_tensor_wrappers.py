@@ -21,28 +21,11 @@ from stable_baselines3.common.vec_env import (
     unwrap_vec_normalize,
 )
 
-from tests.tensor_sims import CountingSim, Syncs, on_device
+from tests.tensor_sims import CountingSim, ImageSim, Syncs, on_device
 from zoo_plugins import TensorVecEnv, TensorVecFrameStack, TensorVecNormalize, TensorVecTransposeImage
 from zoo_plugins.vec_envs import StepsTensors
 
 ENDS = {"end": "truncated"}
-
-
-class ImageSim(CountingSim):
-    """Images of which each pixel tells environment, step and place; alone, or in a dict with numbers."""
-
-    def __init__(self, *args, as_dict=False, **kwargs):
-        super().__init__(*args, **kwargs)
-        image = spaces.Box(0, 255, (37, 36, 3), np.uint8)
-        numbers = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.single_observation_space = spaces.Dict(image=image, numbers=numbers) if as_dict else image
-
-    def give(self, tensor):
-        if not isinstance(tensor, th.Tensor) or tensor.dim() != 2:
-            return tensor
-        places = th.arange(37 * 36 * 3).view(1, 37, 36, 3) % 50
-        image = (places + 60 * tensor[:, 0].view(-1, 1, 1, 1) + tensor[:, 1].view(-1, 1, 1, 1)).to(th.uint8)
-        return {"image": image, "numbers": tensor} if isinstance(self.single_observation_space, spaces.Dict) else image
 
 
 def both(wrapper, twin, make, *args, n_steps=60, **kwargs):

@@ -141,7 +141,7 @@ def test_search_space(n_envs):
 
 
 def test_commands(tmp_path):
-    """train, enjoy, going on with an agent, and -optimize work; the agent opens as PPO."""
+    """train, enjoy, record_video, going on with an agent, and -optimize work; the agent opens as PPO."""
     arguments = ["--algo", "ppo_tensor", "--env", "TensorCartPole-v1"]
     tiny = ["-params", "n_steps:16", "n_envs:4", "batch_size:64", "n_epochs:1", "normalize:True"]
     run("rl_zoo3.train", *arguments, *tiny, "-n", 256, "--eval-freq", 100, "--save-freq", 100, "-f", tmp_path)
@@ -151,6 +151,9 @@ def test_commands(tmp_path):
     assert timesteps_of(folder / "TensorCartPole-v1.zip") == 256
     assert saved_config(folder)["vec_env_class"] == "tensor"
     run("rl_zoo3.enjoy", *arguments, "-f", tmp_path, "--no-render", "-n", 50)
+    run("rl_zoo3.record_video", *arguments, "-f", tmp_path, "-n", 10)
+    (video,) = (folder / "videos").glob("final-model-ppo_tensor-TensorCartPole-v1*.mp4")
+    assert video.stat().st_size > 0
     PPOAlgorithm.load(folder / "best_model.zip", device="cpu")
     run("rl_zoo3.train", *arguments, *tiny, "-n", 128, "-i", folder / "TensorCartPole-v1.zip", "-f", tmp_path)
     search = ["-optimize", "--n-trials", 2, "--n-evaluations", 1, "--n-startup-trials", 2]

@@ -1,5 +1,6 @@
 """What ended during a rollout, kept on the device until its end, and fetched at once."""
 
+import math
 import time
 from typing import Any, NamedTuple
 
@@ -64,7 +65,8 @@ class RolloutEnds:
         Fetch all that the host needs to know. This is where it waits for the device.
 
         :param start_time: When training started, in nanoseconds
-        :return: the last episodes that ended, as :class:`~stable_baselines3.common.monitor.Monitor` describes them
+        :return: infos of the last episodes that ended: ``episode``, as by :class:`~stable_baselines3.common.monitor.Monitor`,
+            and ``is_success`` if the simulator tells it
         """
         dones, truncated, returns, lengths = (
             th.stack(tensors)
@@ -84,15 +86,28 @@ class RolloutEnds:
                 (positions >= 0).float(),
                 returns.flatten()[ended].float(),
                 lengths.flatten()[ended].float(),
+                self._successes().flatten()[ended],
             ]
         )
         read = numbers.cpu().tolist()
         counts, episodes = read[: len(self.steps)], read[len(self.steps) :]
         self._look_through([int(counts[i]) for i, _ in self.pending])
         elapsed = round((time.time_ns() - start_time) / 1e9, 6)
-        exist, rewards, n_steps = (episodes[i * self.window : (i + 1) * self.window] for i in range(3))
-        infos = [{"r": r, "l": int(n), "t": elapsed} for exists, r, n in zip(exist, rewards, n_steps, strict=True) if exists]
+        infos: list[dict[str, Any]] = []
+        for exists, r, n, success in zip(*(episodes[i * self.window : (i + 1) * self.window] for i in range(4)), strict=True):
+            if exists:
+                told = {} if math.isnan(success) else {"is_success": success}
+                infos.append({"episode": {"r": r, "l": int(n), "t": elapsed}, **told})
         return infos[::-1]
+
+    def _successes(self) -> th.Tensor:
+        """
+        Collect successes.
+
+        :return: those of all steps, NaN where none was told. Shape: ``(n_steps, n_envs)``
+        """
+        unknown = th.full_like(self.dones[0], th.nan, dtype=th.float32)
+        return th.stack([unknown if step.success is None else step.success for step in self.steps])
 
     def _look_through(self, counts: list[int]) -> None:
         """

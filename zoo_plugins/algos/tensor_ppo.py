@@ -1,37 +1,36 @@
 """PPO whose rollouts are tensors, from the environment to the update."""
 
-import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutBufferSamples, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from zoo_plugins.algos import feedforward
 from zoo_plugins.algos.action_distributions import reset_noise
-from zoo_plugins.algos.cuda_graphs import Graphed
-from zoo_plugins.algos.feedforward import NoValidation, is_plain
-from zoo_plugins.algos.fused_loss import FusedPPOLoss
+from zoo_plugins.algos.env_side import ActionsForEnv, finite_bounds, infos_of, resets_tensors, to_tensors
+from zoo_plugins.algos.feedforward import NoValidation
 from zoo_plugins.algos.graphed_update import GraphedUpdate
-from zoo_plugins.algos.losses import STATISTICS, LossTerms, ppo_loss, read_statistics
+from zoo_plugins.algos.losses import STATISTICS, LossTerms
+from zoo_plugins.algos.minibatch_loss import fast_loss, plain_loss
 from zoo_plugins.algos.optimizers import FlatAdamStep, GradientStep
+from zoo_plugins.algos.recordings import Recordings
 from zoo_plugins.algos.rollout_ends import RolloutEnds
+from zoo_plugins.algos.rollout_values import finish_rollout
+from zoo_plugins.algos.update_logs import log_update
 from zoo_plugins.buffers.tensor_rollout_buffer import TensorRolloutBuffer
 from zoo_plugins.vec_envs.numpy_boundary import NumpyBoundary, tensor_face
-from zoo_plugins.vec_envs.numpy_face import NumpyFace, steps_tensors
-from zoo_plugins.vec_envs.tensor_infos import TensorInfos
+from zoo_plugins.vec_envs.numpy_face import steps_tensors
 from zoo_plugins.vec_envs.tensor_step import StepsTensors, TensorObs, TensorStep
 from zoo_plugins.vec_envs.tensor_vec_transpose_image import TensorVecTransposeImage
 
@@ -135,7 +134,7 @@ class TensorPPO(PPO):
             env = self._wrap_env(maybe_make_env(env, verbose), verbose)
             if device == "auto" and steps_tensors(env):
                 device = cast(StepsTensors, env).device
-        with _finite_bounds(env):
+        with finite_bounds(env):
             super().__init__(
                 policy,
                 env,
@@ -179,17 +178,11 @@ class TensorPPO(PPO):
         super()._setup_model()
         self.rollout_buffer_class = given
 
-        self._action_dtype = th.from_numpy(np.empty(0, self.action_space.dtype)).dtype
-        self._action_bounds: tuple[th.Tensor, th.Tensor] | None = None
-        if isinstance(self.action_space, spaces.Box):
-            low, high = (th.as_tensor(bound, device=self.device) for bound in (self.action_space.low, self.action_space.high))
-            self._action_bounds = low, high
-            if self.policy.squash_output and not self.action_space.is_bounded():
-                raise ValueError("squash_output needs an action space with bounds, which actions are scaled to")
-        self._graphs: dict[Any, Any] = {}
+        self._for_env = ActionsForEnv(self.action_space, self.policy.squash_output, self.device)
+        self._graphs = Recordings() if self._uses_graphs() else None
         if self.compile == "cudagraph" and self.device.type != "cuda":
             warnings.warn(f"compile='cudagraph' needs a GPU: on {self.device}, it does nothing", stacklevel=2)
-        self._compute_loss = th.compile(self._plain_loss) if self.compile == "default" else self._plain_loss
+        self._compute_loss = th.compile(plain_loss) if self.compile == "default" else fast_loss
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -199,7 +192,7 @@ class TensorPPO(PPO):
         return wrapped
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
-        with _resets_tensors(self.env):
+        with resets_tensors(self.env):
             return super()._setup_learn(*args, **kwargs)
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
@@ -209,8 +202,11 @@ class TensorPPO(PPO):
 
     def _excluded_save_params(self) -> list[str]:
         # Tensors of a GPU can't be read where there is none
-        tensors = ["_last_obs", "_last_episode_starts", "_last_original_obs", "_action_bounds"]
-        return [*super()._excluded_save_params(), *tensors, "_action_dtype", "_compute_loss", "_graphs", "_warned"]
+        tensors = ["_last_obs", "_last_episode_starts", "_last_original_obs", "_for_env"]
+        return [*super()._excluded_save_params(), *tensors, "_compute_loss", "_graphs", "_warned"]
+
+    def _uses_graphs(self) -> bool:
+        return self.compile == "cudagraph" and self.device.type == "cuda"
 
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -239,10 +235,12 @@ class TensorPPO(PPO):
 
         face = tensor_face(env, self.device)
         # After a reset, they are NumPy arrays
-        obs: Any = self._to_tensors(self._last_obs)
+        obs: Any = to_tensors(self._last_obs, self.device)
         starts = th.as_tensor(self._last_episode_starts, device=self.device)
         ends = RolloutEnds(self._stats_window_size)
-        act_and_step = self._graphed_step(face) or partial(self._act_and_step, face)
+        act_and_step: Callable[..., Any] = partial(self._act_and_step, face)
+        if self._graphs is not None:
+            act_and_step = self._graphs.of_steps(face, act_and_step)
 
         for n_steps in range(n_rollout_steps):
             if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
@@ -250,7 +248,7 @@ class TensorPPO(PPO):
 
             actions, log_probs, values, clipped_actions, step = act_and_step(obs)
             new_obs, rewards, dones = step.obs, step.rewards, step.terminated | step.truncated
-            infos = _infos_of(face, step)
+            infos = infos_of(face, step)
 
             self.num_timesteps += env.num_envs
 
@@ -261,19 +259,18 @@ class TensorPPO(PPO):
             if isinstance(face, NumpyBoundary):
                 self._update_info_buffer([face.infos[i] for i in np.flatnonzero(face.dones)], face.dones[face.dones])
             elif step.final_obs is None:
-                self._warn_about_final_obs()
+                self._warn_once_about_final_obs()
             ends.add(step, dones)
             rollout_buffer.add(obs, actions, rewards, starts, values, log_probs, step.valid)
             obs = new_obs
             # Steps that are none stand between two episodes
             starts = dones if step.valid is None else dones | ~step.valid
-            self._last_obs, self._last_episode_starts = obs, starts  # type: ignore[assignment]
+            self._last_obs, self._last_episode_starts = obs, starts
 
         episodes = ends.read(self.start_time)
         if not isinstance(face, NumpyBoundary):
-            assert self.ep_info_buffer is not None
-            self.ep_info_buffer.extend(episodes)
-        self._finish_rollout(rollout_buffer, ends, obs, starts)
+            self._update_info_buffer(episodes, np.ones(len(episodes), dtype=bool))
+        finish_rollout(self.policy, rollout_buffer, ends, obs, starts, self.gamma)
 
         callback.update_locals(locals())
 
@@ -290,54 +287,8 @@ class TensorPPO(PPO):
         :return: actions, their log likelihood, values, what the environments were given, and what happened
         """
         actions, log_probs, values = feedforward.act(self.policy, obs)
-        clipped_actions = self._scale_actions(actions)
+        clipped_actions = self._for_env(actions)
         return actions, log_probs, values, clipped_actions, face.step_tensors(clipped_actions)
-
-    def _graphed_step(self, face: StepsTensors) -> Any:
-        """
-        Have :meth:`_act_and_step` as a CUDA graph.
-
-        :param face: The environments
-        :return: a function of observations, ``None`` without graphs
-        """
-        if not self._uses_graphs():
-            return None
-        if face not in self._graphs:
-            generator = getattr(getattr(face, "unwrapped", None), "generator", None)
-            if generator is None:
-                warnings.warn("the environments' steps can't be recorded as a CUDA graph: only minibatches are", stacklevel=2)
-            self._graphs[face] = None if generator is None else Graphed(partial(self._act_and_step, face), [generator])
-        return self._graphs[face]
-
-    def _uses_graphs(self) -> bool:
-        return self.compile == "cudagraph" and self.device.type == "cuda"
-
-    @th.no_grad()
-    def _finish_rollout(
-        self, rollout_buffer: TensorRolloutBuffer, ends: RolloutEnds, obs: TensorObs, dones: th.Tensor
-    ) -> None:
-        """
-        Compute all that was not needed to act.
-
-        :param rollout_buffer: The buffer with all steps
-        :param ends: What ended during the rollout
-        :param obs: Observations after the last step. Shape: ``(n_envs, *obs_shape)``
-        :param dones: Whether the last step ended an episode. Shape: ``(n_envs,)``
-        """
-        rollout = rollout_buffer.rollout
-        if feedforward.values_can_wait(self.policy):
-            flat_obs: Any = rollout.observations
-            flat_obs = (
-                {k: v.flatten(0, 1) for k, v in flat_obs.items()} if isinstance(flat_obs, dict) else flat_obs.flatten(0, 1)
-            )
-            feedforward.predict_values(self.policy, flat_obs, out=rollout.values.view(-1))
-        # Handle timeout by bootstrapping with value function, see stable-baselines3 issue #633
-        truncated = ends.truncated()
-        if truncated is not None:
-            values = th.empty(len(truncated.positions), device=self.device)
-            feedforward.predict_values(self.policy, truncated.final_obs, out=values)
-            rollout.rewards.view(-1).index_add_(0, truncated.positions, values, alpha=self.gamma)
-        rollout_buffer.compute_returns_and_advantage(last_values=self.policy.predict_values(obs), dones=dones)
 
     def train(self) -> None:
         """
@@ -350,9 +301,7 @@ class TensorPPO(PPO):
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
-        clip_range_vf = None
-        if self.clip_range_vf is not None:
-            clip_range_vf = self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
+        clip_range_vf = self.clip_range_vf and self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
         terms = LossTerms(clip_range, clip_range_vf, self.ent_coef, self.vf_coef, self.normalize_advantage)
         gradient_step = self._gradient_step(terms)
         statistics: list[th.Tensor] = []
@@ -365,7 +314,7 @@ class TensorPPO(PPO):
                     if isinstance(gradient_step, GraphedUpdate):
                         statistics.append(gradient_step.update(batch))
                         continue
-                    loss, batch_statistics = self._loss(batch, terms)
+                    loss, batch_statistics = self._compute_loss(self.policy, batch, terms)
                     statistics.append(batch_statistics)
                     if self.target_kl is not None:
                         approx_kl = batch_statistics[STATISTICS.index("approx_kl")]
@@ -380,7 +329,7 @@ class TensorPPO(PPO):
                 if not continue_training:
                     break
 
-        self._log_update(statistics, epoch_start, terms)
+        log_update(self, statistics, epoch_start, terms)
 
     def _gradient_step(self, terms: LossTerms) -> GradientStep:
         """
@@ -390,60 +339,12 @@ class TensorPPO(PPO):
         :return: a context for an update
         """
         optimizer = self.policy.optimizer
+        # Before the first step, it does not
         if not FlatAdamStep.supports(optimizer):
-            # Before the first step, too
             return GradientStep(optimizer, self.max_grad_norm)
-        if not self._uses_graphs():
+        if self._graphs is None:
             return FlatAdamStep(optimizer, self.max_grad_norm)
-        update: GraphedUpdate = self._graphs.setdefault(
-            "update", GraphedUpdate(optimizer, self.max_grad_norm, self._plain_loss)
-        )
-        update.max_norm = self.max_grad_norm
-        update.set_terms(terms)
-        return update
-
-    def _log_update(self, statistics: list[th.Tensor], epoch_start: int, terms: LossTerms) -> None:
-        """
-        Fetch what was computed during an update, and log it.
-
-        :param statistics: Statistics of its minibatches
-        :param epoch_start: Where the last epoch starts among them
-        :param terms: Coefficients and clipping parameters
-        :raises ValueError: if training diverged
-        """
-        policy, rollout = self.policy, self.rollout_buffer.rollout
-        explained_variance = 1 - (rollout.returns - rollout.values).var() / rollout.returns.var()
-        sum_of_parameters = th.stack([parameter.detach().sum() for parameter in policy.parameters()]).sum()
-        std = [policy.log_std.detach().exp().mean()] if hasattr(policy, "log_std") else []
-        logs, further = read_statistics(statistics, epoch_start, sum_of_parameters, explained_variance, *std)
-        # Otherwise only the next rollout would tell, by an error of the device
-        if not math.isfinite(further[0]):
-            raise ValueError("training diverged: the parameters of the policy are not finite")
-
-        for key, value in logs.items():
-            self.logger.record(f"train/{key}", value)
-        for key, value in zip(("explained_variance", "std"), further[1:], strict=False):
-            self.logger.record(f"train/{key}", value)
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/clip_range", terms.clip_range)
-        if terms.clip_range_vf is not None:
-            self.logger.record("train/clip_range_vf", terms.clip_range_vf)
-
-    def _loss(self, batch: RolloutBufferSamples, terms: LossTerms) -> tuple[th.Tensor, th.Tensor]:
-        """
-        Compute the loss of a minibatch.
-
-        :param batch: The minibatch
-        :param terms: Coefficients and clipping parameters
-        :return: the loss, and its :data:`~zoo_plugins.algos.losses.STATISTICS`
-        """
-        policy = self.policy
-        if self.compile == "none" and is_plain(policy) and FusedPPOLoss.supports(policy):
-            return FusedPPOLoss(policy, terms)(*feedforward.latents(policy, batch.observations), batch)
-        return self._compute_loss(batch, terms)
-
-    def _plain_loss(self, batch: RolloutBufferSamples, terms: LossTerms) -> tuple[th.Tensor, th.Tensor]:
-        return ppo_loss(*feedforward.evaluate_actions(self.policy, batch.observations, batch.actions), batch, terms)
+        return self._graphs.of_update(optimizer, self.max_grad_norm, partial(plain_loss, self.policy), terms)
 
     def predict(
         self,
@@ -467,7 +368,7 @@ class TensorPPO(PPO):
             return super().predict(observation, state, episode_start, deterministic)
         self.policy.set_training_mode(False)
         with th.no_grad(), NoValidation():
-            return self._scale_actions(self.policy._predict(observation, deterministic)), state
+            return self._for_env(self.policy._predict(observation, deterministic)), state
 
     def learn(
         self: SelfTensorPPO,
@@ -488,26 +389,7 @@ class TensorPPO(PPO):
             progress_bar=progress_bar,
         )
 
-    def _scale_actions(self, actions: th.Tensor) -> th.Tensor:
-        """
-        Turn actions of the policy into those of the environment.
-
-        :param actions: Actions of the policy. Shape: ``(n_envs, *action_shape)``
-        :return: actions within the bounds and of the type of the action space, in memory of their own
-        """
-        if self._action_bounds is None:
-            return actions.to(self._action_dtype, copy=True)
-        low, high = self._action_bounds
-        if self.policy.squash_output:
-            return low + 0.5 * (actions + 1.0) * (high - low)
-        return th.clamp(actions, low, high)
-
-    def _to_tensors(self, obs: Any) -> TensorObs:
-        if isinstance(obs, dict):
-            return {key: th.as_tensor(part, device=self.device) for key, part in obs.items()}
-        return th.as_tensor(obs, device=self.device)
-
-    def _warn_about_final_obs(self) -> None:
+    def _warn_once_about_final_obs(self) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -515,46 +397,3 @@ class TensorPPO(PPO):
                 "the value of what would have followed can't be predicted",
                 stacklevel=2,
             )
-
-
-def _infos_of(face: StepsTensors, step: TensorStep) -> Any:
-    if isinstance(face, NumpyBoundary):
-        return face.infos
-    return face.infos_of(step) if isinstance(face, NumpyFace) else TensorInfos(step)
-
-
-@contextmanager
-def _finite_bounds(env: Any) -> Iterator[None]:
-    """
-    Context in which an unbounded action space has bounds.
-
-    SB3 refuses one, in the constructor of all algorithms. PPO has no use for bounds, except to clip actions.
-
-    :param env: The environment, ``None`` for none
-    """
-    space = getattr(env, "action_space", None)
-    if not isinstance(space, spaces.Box) or space.is_bounded():
-        yield
-        return
-    env.action_space = spaces.Box(-1, 1, space.shape)
-    try:
-        yield
-    finally:
-        env.action_space = space
-
-
-@contextmanager
-def _resets_tensors(env: Any) -> Iterator[None]:
-    """
-    Context in which ``reset`` of a VecEnv that steps tensors returns them.
-
-    :param env: The VecEnv
-    """
-    if not steps_tensors(env):
-        yield
-        return
-    env.reset = env.reset_tensors
-    try:
-        yield
-    finally:
-        del env.reset

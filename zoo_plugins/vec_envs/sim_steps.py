@@ -1,6 +1,7 @@
 """Steps of a simulator as steps of tensors: arrays are copied, episodes counted, automatic resets understood."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,8 @@ class SimSteps:
         self._returns.copy_(returns.masked_fill(done, 0))
         self._lengths.copy_(lengths.masked_fill(done, 0))
         obs, final_obs = self._across_ends(obs, done, info)
-        step = TensorStep(obs, rewards, terminated, truncated, final_obs, returns, lengths, valid)
+        success = self._success(info)
+        step = TensorStep(obs, rewards, terminated, truncated, final_obs, returns, lengths, valid, success)
         self.infos = info
         self._n_steps += 1
         if self._check_finite == "raise":
@@ -187,6 +189,24 @@ class SimSteps:
             for key, part in all_obs.items() if isinstance(all_obs, dict) else [(None, all_obs)]:
                 part[env] = to_tensor(one if key is None else one[key], self.device, part.dtype)
         return all_obs
+
+    def _success(self, info: dict[str, Any]) -> th.Tensor | None:
+        """
+        Look for ``is_success``.
+
+        :param info: The simulator's info: what is told of episodes that have ended comes before what is told of the next ones
+        :return: 1 or 0 for each environment, NaN where there is none; ``None`` if there is none at all
+        """
+        told = info.get("final_info", info)
+        values = told.get("is_success") if isinstance(told, Mapping) else None
+        if values is None:
+            return None
+        if isinstance(values, np.ndarray):
+            # Of single environments, an array of objects, some of which are None
+            values = values.astype(np.float32)
+        success = per_env("is_success", values, self.num_envs, self.device, th.float32)
+        mask = told.get("_is_success")
+        return success if mask is None else success.masked_fill_(~to_tensor(mask, self.device, th.bool), th.nan)
 
     def _for_sim(self, actions: th.Tensor) -> Any:
         if self._numpy is None:

@@ -27,6 +27,8 @@ class TensorStep(NamedTuple):
     :param valid: Where there was a step at all, bool, shape ``(n_envs,)``; ``None``: everywhere. Simulators that spend a call
         on resetting an environment whose episode has ended (``AutoresetMode.NEXT_STEP`` of gymnasium) ignore its action: that
         is no transition, must not be learned from, and has reward 0 and neither end here
+    :param success: Whether the simulator calls the step a success, 1 or 0, and NaN where it does not tell, float32, shape
+        ``(n_envs,)``; ``None``: it tells nothing
     """
 
     obs: TensorObs
@@ -37,6 +39,7 @@ class TensorStep(NamedTuple):
     episode_returns: th.Tensor
     episode_lengths: th.Tensor
     valid: th.Tensor | None = None
+    success: th.Tensor | None = None
 
 
 @runtime_checkable

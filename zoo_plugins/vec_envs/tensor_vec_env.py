@@ -77,6 +77,15 @@ class TensorVecEnv(NumpyFace):
         self._start = time.time()
         super().__init__(self.batch.num_envs, self.batch.single_observation_space, self.batch.single_action_space)
 
+    @property
+    def generator(self) -> th.Generator | None:
+        """
+        Get the random generator of the environments, which a recording of their steps as a CUDA graph has to know.
+
+        :return: the generator; ``None`` for simulators other than ours, whose steps can't be recorded
+        """
+        return self.batch.generator if isinstance(self.batch, TensorEnv) else None
+
     def reset_tensors(self) -> TensorObs:
         """
         Reset all environments, with the seeds and options that were set for this reset.
