@@ -62,7 +62,7 @@ trap clean_up EXIT
 trap 'exit 130' INT TERM
 
 # Of its own, as Ray notes there which cluster other programs would join. Short, as it is part of the names of sockets
-folder=$(mktemp -d /tmp/zoo.XXXXXX)
+folder=$(mktemp -d "${TMPDIR:-/tmp}/zoo.XXXXXX")
 export RAY_TMPDIR="$folder" RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0
 # A token of this run, whatever this user has in ~/.ray
 RAY_AUTH_TOKEN=$("$VENV/bin/python" -c 'import secrets; print(secrets.token_hex(32))')

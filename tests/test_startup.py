@@ -27,7 +27,7 @@ print(json.dumps({
 }))
 """
 UPSTREAM_ALGOS = {"a2c", "ddpg", "dqn", "ppo", "sac", "td3", "ars", "crossq", "qrdqn", "tqc", "trpo", "ppo_lstm"}
-OWN_ALGOS = {"ppo_lstm_seq", "maskable_ppo_lstm_seq"}
+OWN_ALGOS = {"ppo_lstm_seq", "maskable_ppo_lstm_seq", "ppo_tensor"}
 OFF = "set ZOO_PLUGINS=0 to run rl_zoo3 without plugins"
 
 

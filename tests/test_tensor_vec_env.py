@@ -222,7 +222,7 @@ def test_learning():
     """PPO learns CartPole on it, and is evaluated on gymnasium's."""
     vec_env = TensorVecEnv("TensorCartPole-v1", num_envs=8, device="cpu")
     model = PPO("MlpPolicy", vec_env, n_steps=64, batch_size=128, n_epochs=8, learning_rate=1e-3, seed=0, device="cpu")
-    model.learn(12_000)
+    model.learn(20_000)
     reward, _ = evaluate_policy(model, Monitor(gym.make("CartPole-v1")), n_eval_episodes=10)
     assert reward > 150
     reward, _ = evaluate_policy(model, vec_env, n_eval_episodes=16)
@@ -247,7 +247,7 @@ def test_functions_that_make_environments(env_id, tmp_path):
         vec_env_kwargs=dict(device="cpu", dtype="float64"),
     )
     assert isinstance(vec_env.batch, TensorCartPole)
-    assert vec_env.graph_generators == [vec_env.batch.generator]
+    assert vec_env.generator is vec_env.batch.generator
     assert (vec_env.num_envs, vec_env.batch.max_episode_steps, vec_env.batch.dtype) == (5, 7, th.float64)
     assert vec_env.render_mode == (None if env_id is by_spec else "rgb_array")
     first = vec_env.reset()
@@ -309,7 +309,7 @@ def test_batch_objects():
         either.seed(0)
     assert (vec_env.reset() == checked.reset()).all()
     assert checked.batch.sim is batch
-    assert checked.graph_generators is None
+    assert checked.generator is None
     assert vec_env.num_envs == checked.num_envs == 3
 
 
