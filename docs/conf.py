@@ -25,11 +25,10 @@ html_copy_source = False
 myst_heading_anchors = 4  # links to `page.md#heading`, as elsewhere; unknown ones are warnings
 myst_links_external_new_tab = False
 
-autodoc_class_signature = "separated"
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # types stand in the signature of the class and its methods alone
-autodoc_inherit_docstrings = False
+python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
 
 # There is no inventory of other packages without a network: only our own names are looked up.
 nitpicky = True
-nitpick_ignore_regex = [(r"py:.*", r"(?!zoo_plugins\b).*")]
+nitpick_ignore_regex = [(r"py:.*", r"(?!zoo_plugins\b).*"), (r"py:class", r".*\.Self\w+")]

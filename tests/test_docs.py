@@ -1,0 +1,107 @@
+"""The pages in docs/ are complete, lead somewhere, and what they show works."""
+
+import inspect
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from rl_zoo3.utils import ALGOS
+
+from tests.fakes import run_python
+from zoo_plugins.choices import OWN_KEYS, ZOO_KEYS
+from zoo_plugins.config import Block
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+# A file without a title was written by a benchmark script, beside its JSON: conf.py leaves it out
+PAGES = {name: text for name, text in PAGES.items() if text.startswith("# ")}
+TEXTS = {**{f"docs/{name}": text for name, text in PAGES.items()}, "README.md": (ROOT / "README.md").read_text()}
+
+# Scripts of these pages are run here: complete, with 20_000 timesteps, at most one per page
+SCRIPTS = [
+    *(f"algos/{name}.md" for name in ("ppo_tensor",)),
+    *(f"buffers/{name}.md" for name in ("sequence_rollout_buffer", "tensor_rollout_buffer")),
+    *(
+        f"vec_envs/{name}.md"
+        for name in ("ray_vec_env", "tensor_vec_env", "gym_vector_vec_env", "envpool_vec_env", "wrappers")
+    ),
+    *(f"callbacks/{name}.md" for name in ("update_ratio_callback",)),
+]
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    return [(name, block) for name, text in TEXTS.items() for block in code_blocks(text, language)]
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]+`", "", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of headings, as GitHub and MyST make them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_the_navigation():
+    """Each page is in exactly one table of contents of the start page, and each entry is a page."""
+    entries = [
+        entry
+        for block in re.findall(r"```\{toctree\}\n(.*?)```", PAGES["index.md"], flags=re.DOTALL)
+        for entry in block.splitlines()
+        if entry and not entry.startswith(":")
+    ]
+    listed = [
+        name for entry in entries for name in PAGES if Path(name).match(f"{entry}.md") and name.count("/") == entry.count("/")
+    ]
+    assert sorted(listed) == sorted(set(PAGES) - {"index.md"})
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links(name):
+    """Links within the project lead to a file and a heading; those to other sites are well-formed."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(TEXTS[name])):
+        if "://" in link:
+            parts = urlsplit(link)
+            assert parts.scheme == "https", link
+            assert re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+", parts.netloc), link
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        assert target.exists(), f"{link} in {name}"
+        if anchor:
+            assert anchor in anchors(target.read_text()), f"{link} in {name}"
+
+
+@pytest.mark.parametrize(("name", "block"), blocks("python"))
+def test_python_compiles(name, block):
+    """Code is Python."""
+    compile(block, name, "exec")
+
+
+@pytest.mark.parametrize(("name", "block"), blocks("yaml"))
+def test_yaml_has_valid_keys(name, block):
+    """YAML can be read; in hyperparameters, each key means something for one of the zoo's algorithms, or ours."""
+    found = yaml.safe_load(block.replace("  ...\n", ""))
+    algos = {key for cls in ALGOS.values() for key in inspect.signature(cls).parameters}
+    for env_id, values in found.items():
+        if re.fullmatch(r"[\w/:-]+-v\d+|default", env_id):
+            Block(dict(values), f"docs/{name}").check_keys([*algos, *ZOO_KEYS, *OWN_KEYS], required=[], by_caller=())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_runs(name, tmp_path):
+    """The script of a page runs as it is, with fewer timesteps."""
+    if name == "vec_envs/envpool_vec_env.md":
+        pytest.importorskip("envpool")
+    (script,) = [block for block in code_blocks(PAGES[name], "python") if "20_000" in block or "200_000" in block]
+    script = re.sub(r"\b200?_000\b", "512", script)
+    done = run_python("-c", f"import os\nos.chdir({str(tmp_path)!r})\n{script}")
+    assert done.returncode == 0, done.stdout + done.stderr
