@@ -1,5 +1,6 @@
 """The pages in docs/ are complete, lead somewhere, and what they show works."""
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -29,7 +30,22 @@ SCRIPTS = [
         for name in ("ray_vec_env", "tensor_vec_env", "gym_vector_vec_env", "envpool_vec_env", "wrappers")
     ),
     *(f"callbacks/{name}.md" for name in ("update_ratio_callback",)),
+    "quick_start.md",
+    "migrating.md",
+    "sharing_agents.md",
 ]
+
+# Hyperparameters of these pages are trained with, by an algorithm
+HYPERPARAMETERS = {
+    "quick_start.md": "ppo_lstm_seq",
+    "her_with_many_envs.md": "dqn",
+    "buffers/sequence_rollout_buffer.md": "ppo_lstm_seq",
+    "vec_envs/ray_vec_env.md": "ppo",
+    "vec_envs/tensor_vec_env.md": "ppo_tensor",
+    "vec_envs/gym_vector_vec_env.md": "ppo",
+    "vec_envs/envpool_vec_env.md": "ppo",
+    "vec_envs/wrappers.md": "ppo_tensor",
+}
 
 
 def code_blocks(text: str, language: str) -> list[str]:
@@ -105,3 +121,61 @@ def test_script_runs(name, tmp_path):
     script = re.sub(r"\b200?_000\b", "512", script)
     done = run_python("-c", f"import os\nos.chdir({str(tmp_path)!r})\n{script}")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "algo"), HYPERPARAMETERS.items())
+def test_hyperparameters_train(name, algo, tmp_path):
+    """The zoo trains with the block of a page."""
+    if name == "vec_envs/envpool_vec_env.md":
+        pytest.importorskip("envpool")
+    (block,) = code_blocks(PAGES[name], "yaml")
+    (env_id,) = yaml.safe_load(block)
+    config = tmp_path / "my.yml"
+    config.write_text(block)
+    options = ["--conf-file", str(config), "-f", str(tmp_path), "-n", "512", "--eval-freq", "-1", "--verbose", "0"]
+    done = run_python("-m", "rl_zoo3.train", "--algo", algo, "--env", env_id, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / algo / f"{env_id}_1" / f"{env_id}.zip").exists()
+
+
+def test_plugin_is_complete(tmp_path):
+    """The two files of docs/writing_a_plugin.md, installed by pip, make a word for --algo; what its test asserts is true."""
+    page = PAGES["writing_a_plugin.md"]
+    (tmp_path / "pyproject.toml").write_text(code_blocks(page, "toml")[0])
+    module, test = code_blocks(page, "python")
+    (tmp_path / "my_zoo_plugin.py").write_text(module)
+    site = tmp_path / "site"
+    install = ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(site), str(tmp_path)]
+    done = run_python("-m", "pip", "install", *install)
+    assert done.returncode == 0, done.stderr
+    done = run_python("-c", f"{test}\ntest_registered()", path=site)
+    assert done.returncode == 0, done.stderr
+
+    (site / "my_zoo_plugin.py").write_text("import my_sim\n")
+    done = run_python("-c", "import rl_zoo3.utils", path=site)
+    (message,) = re.findall(r"^algorithm 'ppo_fade' .*", page, flags=re.MULTILINE)
+    assert message in done.stderr
+
+
+def templates() -> list[str]:
+    """Texts of the package, as the parser joins them, with … for what is filled in."""
+    texts = []
+    for path in (ROOT / "zoo_plugins").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                texts.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return texts
+
+
+def test_messages_of_troubleshooting_are_in_the_code():
+    """Every message that the page quotes is one that the package can give, or says that it is the zoo's."""
+    texts = templates()
+    quoted = re.findall(r"^### `(.+)`\n(.*)$", PAGES["troubleshooting.md"], flags=re.MULTILINE)
+    assert len(quoted) > 40
+    for message, answer in quoted:
+        pattern = ".+".join(map(re.escape, message.split("…")))
+        known = any(re.search(pattern, text, flags=re.DOTALL) for text in texts)
+        assert known != answer.startswith("From the zoo itself"), message
