@@ -21,6 +21,7 @@ commit-checks: format type lint
 
 # build/docs/index.html; needs the extra `docs`
 docs:
+	python scripts/fill_results.py --check
 	python -m sphinx -q --fail-on-warning --keep-going -d build/doctrees docs build/docs
 
 # Ask the web whether links to other sites still lead somewhere

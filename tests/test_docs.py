@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from fill_results import BLOCK, RESULTS
+from fill_results import main as fill_results
 from rl_zoo3.utils import ALGOS
 
 from tests.fakes import run_python
@@ -179,3 +181,19 @@ def test_messages_of_troubleshooting_are_in_the_code():
         pattern = ".+".join(map(re.escape, message.split("…")))
         known = any(re.search(pattern, text, flags=re.DOTALL) for text in texts)
         assert known != answer.startswith("From the zoo itself"), message
+
+
+def test_results_are_those_of_the_json(tmp_path, capsys):
+    """The tables of pages are what the scripts make of the JSON files, all of which are shown; a changed number is noticed."""
+    assert fill_results(["--check"]) == 0
+    shown = [match[2] for text in PAGES.values() for match in BLOCK.findall(text)]
+    assert sorted(shown) == sorted(path.name for path in RESULTS.glob("*.json"))
+
+    page = (RESULTS / "ray.md").read_text()
+    (tmp_path / "vec_env.json").write_text((RESULTS / "vec_env.json").read_text())
+    (tmp_path / "ray.md").write_text(page.replace("| **2.60** |", "| **3.60** |"))
+    assert fill_results(["--check"], tmp_path) == 1
+    assert "ray.md: out of date" in capsys.readouterr().out
+    assert (tmp_path / "ray.md").read_text() != page
+    assert fill_results([], tmp_path) == 0
+    assert (tmp_path / "ray.md").read_text() == page
