@@ -6,13 +6,20 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 import yaml
 from fill_results import BLOCK, RESULTS
 from fill_results import main as fill_results
 from rl_zoo3.utils import ALGOS
+from sb3_contrib.common.wrappers import ActionMasker
+from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tests.fakes import run_python
+from tests.ray_envs import RandomEnv
+from zoo_plugins import GymVectorVecEnv, MaskableSeqRecurrentPPO, SeqRecurrentPPO, TensorPPO
+from zoo_plugins.algos.masking import count_choices
 from zoo_plugins.choices import OWN_KEYS, ZOO_KEYS
 from zoo_plugins.config import Block
 
@@ -197,3 +204,68 @@ def test_results_are_those_of_the_json(tmp_path, capsys):
     assert (tmp_path / "ray.md").read_text() != page
     assert fill_results([], tmp_path) == 0
     assert (tmp_path / "ray.md").read_text() == page
+
+
+def masked(algo):
+    """An algorithm that finds all actions valid."""
+
+    def make(policy, make_env, **kwargs):
+        def with_masks():
+            env = make_env()
+            n_choices = sum(count_choices(env.action_space)) if algo is MaskableSeqRecurrentPPO else 0
+            return ActionMasker(env, lambda _: np.ones(n_choices, bool))
+
+        return algo(policy, DummyVecEnv([with_masks] * 2), **kwargs)
+
+    return make
+
+
+def on(vec_env_class, algo):
+    """An algorithm on a VecEnv class."""
+    return lambda policy, make_env, **kwargs: algo(policy, vec_env_class([make_env] * 2), **kwargs)
+
+
+CAN_I_USE = {
+    "algos/ppo_lstm_seq.md": on(DummyVecEnv, SeqRecurrentPPO),
+    "algos/maskable_ppo_lstm_seq.md": masked(MaskableSeqRecurrentPPO),
+    "algos/ppo_tensor.md": on(DummyVecEnv, TensorPPO),
+    "buffers/sequence_rollout_buffer.md": on(DummyVecEnv, SeqRecurrentPPO),
+    "buffers/tensor_rollout_buffer.md": on(DummyVecEnv, TensorPPO),
+    "vec_envs/gym_vector_vec_env.md": on(GymVectorVecEnv, PPO),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CAN_I_USE)
+def test_can_i_use(name):
+    """Each "yes" of the table of spaces is one for which a rollout is collected and trained on, and each "no" is refused."""
+    suffix = "LstmPolicy" if "lstm" in name or "sequence" in name else "Policy"
+
+    def train(space, action_space):
+        policy = ("MultiInput" if space == "vectors" else "Mlp") + suffix
+        make = CAN_I_USE[name]
+        model = make(policy, lambda: RandomEnv(space, action_space), n_steps=8, batch_size=8, n_epochs=1, device="cpu")
+        assert model.learn(16).num_timesteps == 16
+
+    keys = {
+        "Box": "box",
+        "Discrete": "discrete",
+        "MultiDiscrete": "multi_discrete",
+        "MultiBinary": "multi_binary",
+        "Dict": "vectors",
+    }
+    rows = re.findall(
+        r"^\| (Discrete|Box|MultiDiscrete|MultiBinary|Dict) \| (yes|no) \| (yes|no|with)\b", PAGES[name], flags=re.MULTILINE
+    )
+    assert [row[0] for row in rows] == ["Discrete", "Box", "MultiDiscrete", "MultiBinary", "Dict"]
+
+    def check(answer, space, action_space):
+        if answer == "no":
+            with pytest.raises((ValueError, AssertionError, NotImplementedError, TypeError)):
+                train(space, action_space)
+        else:
+            train(space, action_space)
+
+    for space, as_action, as_observation in rows:
+        check(as_observation, keys[space], "discrete")
+        check(as_action, "box", keys[space])
