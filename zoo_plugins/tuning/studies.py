@@ -32,21 +32,20 @@ BEAT = 15.0  # seconds between two signs of life
 PATIENCE = 60.0  # seconds without one after which a driver is dead
 
 
-def open_study(storage: BaseStorage, name: str, identity: Mapping[str, Any], attributes: Mapping[str, Any]) -> optuna.Study:
+def find_study(storage: BaseStorage, name: str, identity: Mapping[str, Any]) -> optuna.Study | None:
     """
-    Create a study, or continue one.
+    Find a study, and see whether it is what it should be. Nothing is changed.
 
     :param storage: Where it is kept
     :param name: Its name
     :param identity: What all of its trials must have in common, as JSON
-    :param attributes: What else is worth to be known of a new one
-    :return: the study, with a sampler that costs nothing: workers have the real one
-    :raises PluginError: if it exists with another identity; nothing in it is changed
+    :return: the study, with a sampler that costs nothing: workers have the real one. None if there is none
+    :raises PluginError: if it has another identity
     """
     try:
         study = optuna.load_study(study_name=name, storage=storage, sampler=RandomSampler())
     except KeyError:
-        study = optuna.create_study(study_name=name, storage=storage, sampler=RandomSampler(), direction="maximize")
+        return None
     if study.directions != [StudyDirection.MAXIMIZE]:
         raise PluginError(f"--study-name: study {name!r} does not maximize one value: choose another name")
     known = study.user_attrs
@@ -57,6 +56,24 @@ def open_study(storage: BaseStorage, name: str, identity: Mapping[str, Any], att
                 f"--study-name: study {name!r} exists with another {key.replace('_', ' ')}: {before!r}, "
                 f"and not {value!r}: choose another name"
             )
+    return study
+
+
+def open_study(storage: BaseStorage, name: str, identity: Mapping[str, Any], attributes: Mapping[str, Any]) -> optuna.Study:
+    """
+    Create a study, or continue one.
+
+    :param storage: Where it is kept
+    :param name: Its name
+    :param identity: What all of its trials must have in common, as JSON
+    :param attributes: What else is worth to be known of a new one
+    :return: the study, as from :func:`find_study`
+    :raises PluginError: if it exists with another identity; nothing in it is changed
+    """
+    study = find_study(storage, name, identity)
+    if study is None:
+        study = optuna.create_study(study_name=name, storage=storage, sampler=RandomSampler(), direction="maximize")
+    known = study.user_attrs
     for key, value in {**attributes, **{IDENTITY + key: value for key, value in identity.items()}}.items():
         if key not in known:
             study.set_user_attr(key, value)
