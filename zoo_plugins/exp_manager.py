@@ -16,7 +16,8 @@ from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 from rl_zoo3 import exp_manager as upstream
 from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER as HYPERPARAMS_CONVERTER
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 from rl_zoo3.utils import ALGOS as ALGOS
 from rl_zoo3.utils import StoreDict as StoreDict
 from stable_baselines3 import HerReplayBuffer

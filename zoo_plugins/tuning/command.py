@@ -38,18 +38,20 @@ def _tune(arguments: Sequence[str]) -> int:
     import ray
 
     from zoo_plugins.tuning import cluster
+    from zoo_plugins.tuning.best import trial_block
     from zoo_plugins.tuning.options import check_options, parse_options
     from zoo_plugins.tuning.progress import Progress
+    from zoo_plugins.tuning.report import write_report
     from zoo_plugins.tuning.runner import Runner
     from zoo_plugins.tuning.storages import connect, parse_storage, serve
-    from zoo_plugins.tuning.studies import best_trial, count_states, find_study, n_spent, open_study
+    from zoo_plugins.tuning.studies import ERROR, best_trial, count_states, find_study, n_spent, open_study
 
     options = parse_options(arguments)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     name = options.study_name or f"{options.algo}_{options.env}"
     folder = Path(options.log_folder) / options.algo / "tune" / re.sub(r"[^\w.-]+", "-", name)
     storage = parse_storage(options.storage, folder / "journal.log")
-    identity = check_options(options)
+    identity, block = check_options(options)
     backend = connect(storage)
     find_study(backend, name, identity)
 
@@ -77,14 +79,26 @@ def _tune(arguments: Sequence[str]) -> int:
 
     print(f"Study {name!r} in {storage}: {count_states(study)}")
     best = best_trial(study)
-    if best is None:
-        errors = [trial.user_attrs["error"] for trial in study.trials if "error" in trial.user_attrs]
-        last = f"; the last one failed with {errors[-1]}" if errors else ""
-        if runner.interrupted_by is None:
-            raise PluginError(f"no trial finished ({count_states(study)}){last}; study {name!r} is kept in {storage}")
-    else:
+    if best is not None:
         print(f"Best trial: {best.number}, value {best.value:.6g}")
+        remark = f"Trial {best.number} of study {name!r}: {best.value:.6g} after {identity['n_timesteps']} timesteps"
+        page = write_report(
+            study,
+            folder / "report",
+            trial_block(options.algo, options.env, block, best.params, remark),
+            facts={
+                "Algorithm and environment": f"{options.algo}, {options.env}, {identity['n_timesteps']} timesteps per trial",
+                "Kept in": str(storage),
+                "Command": command,
+            },
+            with_plots=not options.no_optim_plots,
+        )
+        print(f"Report: {page}; best hyperparameters: {page.with_name('best.yml')}")
     if runner.interrupted_by is not None:
         print(f"Stopped by {runner.interrupted_by.name}. The same command goes on with the study.")
         return 128 + int(runner.interrupted_by)
+    if best is None:
+        errors = [trial.user_attrs[ERROR] for trial in study.trials if ERROR in trial.user_attrs]
+        last = f"; the last one failed with {errors[-1]}" if errors else ""
+        raise PluginError(f"no trial finished ({count_states(study)}){last}; study {name!r} is kept in {storage}")
     return 0
