@@ -72,7 +72,10 @@ def _tune(arguments: Sequence[str]) -> int:
                 make_worker=lambda: cluster.make_worker(options, seen, name),
                 progress=progress,
             )
-            runner.run()
+            try:
+                runner.run()
+            except PluginError as error:
+                raise PluginError(f"{error}; study {name!r} is kept in {storage}") from error
     finally:
         if started_ray:
             ray.shutdown()

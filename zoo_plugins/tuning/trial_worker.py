@@ -115,7 +115,9 @@ class TrialWorker:
         started = time.monotonic()
         # Of this thread: PyTorch forgets what another one has set
         th.set_num_threads(self._n_threads)
-        number = self._study._storage.get_trial(trial_id).number
+        # Of all trials: Optuna's cache of a database only lets trials be changed that it has seen
+        trials = self._study.get_trials(deepcopy=False)
+        number = next(trial.number for trial in trials if trial._trial_id == trial_id)
         # By the number, so that neither the number of workers nor their speed decides what is sampled
         seed = int(np.random.SeedSequence([self._options.seed, number]).generate_state(1)[0])
         set_random_seed(seed)
