@@ -2,6 +2,8 @@
 
 import argparse
 import math
+import os
+import socket
 from typing import Any
 
 import ray
@@ -23,10 +25,22 @@ def have_ray(address: str | None, show_output: bool) -> bool:
     """
     if address and address.startswith("ray://"):
         raise PluginError("--ray-address: run tune on a node of the cluster, with the address 'auto'; ray:// is for clients")
+    _knock(address or os.environ.get("RAY_ADDRESS", ""))
     try:
         return ray_cluster.start(address, log_to_driver=show_output)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise PluginError(f"--ray-address: can't join the cluster at {address or 'RAY_ADDRESS'}: {error}") from error
+
+
+def _knock(address: str) -> None:
+    # Ray itself waits for two minutes
+    host, _, port = address.rpartition(":")
+    if ray.is_initialized() or not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=5.0).close()
+    except OSError as error:
+        raise PluginError(f"--ray-address: can't join the cluster at {address}: {error}") from error
 
 
 def check_room(workers: int | None, cpus: float, gpus: float) -> int:

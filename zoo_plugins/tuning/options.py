@@ -43,6 +43,8 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         raise PluginError(f"--env: {options.env!r} is not registered with gymnasium{did_you_mean(options.env, gym.registry)}")
     if options.seed < 0:
         options.seed = int(np.random.randint(2**32 - 1, dtype=np.int64))
+    if options.optimization_log_path is not None:
+        options.optimization_log_path = str(Path(options.optimization_log_path).resolve())
     _read_conf_file(options)
     return options
 

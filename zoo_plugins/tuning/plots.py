@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from optuna.trial import FrozenTrial, TrialState
 
 MAX_PARAMS = 9  # on one plot
+MIN_TRIALS = 5  # complete ones, for importances
 COLORS = {"COMPLETE": "tab:blue", "PRUNED": "tab:orange", "FAIL": "tab:red"}
 GREY = "0.75"
 
@@ -54,6 +55,8 @@ def importances(study: optuna.Study) -> dict[str, float]:
     :param study: The study
     :return: importances by hyperparameter, that of the greatest first; none if there are too few trials to tell
     """
+    if len(study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])) < MIN_TRIALS:
+        return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of importances that are experimental, or zero
         try:

@@ -44,7 +44,7 @@ class Progress:
     """
 
     def __init__(self, console: Console | None = None):
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(soft_wrap=True)
         self._live: Live | None = None
         self._told: set[str] = set()
         self._next_line = time.monotonic() + LINE_EVERY
@@ -66,7 +66,7 @@ class Progress:
 
         :param text: What happened
         """
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, highlight=False)
 
     def tell_once(self, text: str) -> None:
         """

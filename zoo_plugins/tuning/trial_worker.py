@@ -88,8 +88,9 @@ class TrialWorker:
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         import_packages(self._options)
-        self._folder = tempfile.TemporaryDirectory(prefix="zoo_plugins_tune_")
-        self._manager = make_manager(self._options, Path(self._folder.name))
+        # Gone again before the first trial: a process that is killed could not remove it
+        with tempfile.TemporaryDirectory(prefix="zoo_plugins_tune_") as folder:
+            self._manager = make_manager(self._options, Path(folder))
         self._manager.add_trial_callback(self._timesteps)
         host = socket.gethostname()
         if self._storage.kind == "journal" and not Path(self._storage.target).is_file():
