@@ -108,13 +108,14 @@ def test_killed_worker(arguments, tmp_path, capsys):
         (lost,) = [trial for trial in study.trials if trial.state is TrialState.FAIL]
         (retry,) = [trial for trial in study.trials if "retry_of" in trial.user_attrs]
         assert sorted(states(study)) == ["COMPLETE"] * 6 + ["FAIL"]
+        assert "tuner:***@" in study.user_attrs["command"]
     assert retry.user_attrs["retry_of"] == lost.number
     assert retry.params == lost.params
     assert "was lost" in lost.user_attrs["lost"]
     printed = capsys.readouterr().out
     assert f"trial {lost.number}: fail\ntrial {lost.number} is tried again\n" in printed
     assert printed.count("is ready (") == 3
-    assert "secret" not in printed
+    assert "secret" not in printed + (tmp_path / "logs/dqn/tune" / NAME / "report/index.html").read_text()
 
 
 @pytest.mark.usefixtures("local_ray")

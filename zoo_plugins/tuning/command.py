@@ -58,7 +58,9 @@ def _tune(arguments: Sequence[str]) -> int:
     started_ray = cluster.have_ray(options.ray_address, show_output=options.verbose >= 2)
     try:
         n_workers = cluster.check_room(options.workers, options.cpus_per_worker, options.gpus_per_worker)
-        command = shlex.join(["python", "-m", "zoo_plugins", "tune", *arguments])
+        # Without the password, as everybody who sees the study sees it
+        shown = [argument.replace(options.storage, str(storage)) if options.storage else argument for argument in arguments]
+        command = shlex.join(["python", "-m", "zoo_plugins", "tune", *shown])
         study = open_study(backend, name, identity, {"command": command})
         print(f"Study {name!r} in {storage}: {count_states(study)}; {options.n_trials} trials in all, seed {options.seed}")
         seen = serve(backend, cluster.driver_host()) if options.proxy else storage

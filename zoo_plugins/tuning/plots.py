@@ -82,8 +82,9 @@ def _draw_history(study: optuna.Study) -> Figure:
         if trials:
             axes.plot([t.number for t in trials], [t.value for t in trials], "o", color=COLORS[state], label=state.lower())
     complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-    best = itertools.accumulate([float(trial.value or 0.0) for trial in complete], max)
-    axes.step([trial.number for trial in complete], list(best), where="post", color="black", label="best so far")
+    best = list(itertools.accumulate([float(trial.value or 0.0) for trial in complete], max))
+    numbers = [*(trial.number for trial in complete), study.get_trials(deepcopy=False)[-1].number]
+    axes.step(numbers, [*best, best[-1]], where="post", color="black", label="best so far")
     axes.set(xlabel="trial", ylabel="value")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False)
