@@ -86,12 +86,29 @@ def test_who_knows_the_zoo():
         ("_startup.py", {"os", "sys"}, {"warnings", "zoo_plugins.zoo"}),
         ("specs.py", {"zoo_plugins.registry.AlgoSpec"}, set()),
         ("envs/__init__.py", {"gymnasium"}, set()),
+        ("tuning/__init__.py", set(), set()),
     ],
 )
 def test_light_files(name, at_start, later):
     """What Python's start and listing plugins run imports next to nothing."""
     assert set(imports(name, everywhere=False)) == at_start
     assert set(imports(name)) == at_start | later
+
+
+def test_what_tune_needs():
+    """The command can tell what is missing before it imports it; only few files know Ray, and one draws."""
+    tuning = {name: {root(module) for module in imports(name)} for name in FILES if name.startswith("tuning/")}
+    assert {name for name, roots in tuning.items() if "ray" in roots} == {
+        f"tuning/{n}.py" for n in ("command", "cluster", "runner")
+    }
+    assert {name for name, roots in tuning.items() if "matplotlib" in roots} == {"tuning/plots.py"}
+    at_start = set(imports("tuning/command.py", everywhere=False))
+    assert {module for module in at_start if root(module) not in sys.stdlib_module_names} == {
+        "zoo_plugins._startup",
+        "zoo_plugins.registry.PluginError",
+    }
+    others = [name for name in FILES if not name.startswith("tuning/") and name != "__main__.py"]
+    assert [name for name in others if any("zoo_plugins.tuning" in module for module in imported_names(name))] == []
 
 
 @pytest.mark.parametrize("name", FILES)

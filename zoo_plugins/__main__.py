@@ -13,6 +13,11 @@ from importlib import metadata
 
 from zoo_plugins import __version__, _startup, registry, zoo
 
+# What a command runs, with the arguments after its name, and what it is for. It returns the exit status
+COMMANDS = {
+    "tune": ("zoo_plugins.tuning.command:main", "search hyperparameters in workers, on this machine or a Ray cluster"),
+}
+
 SCRIPTS = {
     **{
         name: f"rl_zoo3.{name}"
@@ -29,6 +34,8 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     list_parser = commands.add_parser("list", help="show all plugins, without importing them")
     list_parser.add_argument("--json", action="store_true", help="print JSON")
+    for name, (_, purpose) in COMMANDS.items():
+        commands.add_parser(name, help=purpose, add_help=False)
     for name, module in SCRIPTS.items():
         commands.add_parser(name, help=f"python -m {module}, with the plugins", add_help=False)
 
@@ -37,6 +44,8 @@ def main() -> None:
         if rest:
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         list_plugins(as_json=arguments.json)
+    elif arguments.command in COMMANDS:
+        sys.exit(registry.import_object(COMMANDS[arguments.command][0])(rest))
     else:
         run_script(SCRIPTS[arguments.command], rest)
 

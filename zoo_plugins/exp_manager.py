@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 from rl_zoo3 import exp_manager as upstream
 from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
-from rl_zoo3.utils import ALGOS
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER as HYPERPARAMS_CONVERTER
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
+from rl_zoo3.utils import ALGOS as ALGOS
+from rl_zoo3.utils import StoreDict as StoreDict
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import ProgressBarCallback
+from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
@@ -288,6 +292,34 @@ class PluginExperimentManager(ExperimentManager):
         if np.isnan(reward):
             raise optuna.TrialPruned("the evaluation gave NaN")
         return reward
+
+    def add_trial_callback(self, callback: BaseCallback) -> None:
+        """
+        Let all trials have one more callback, beside those of the hyperparameters.
+
+        :param callback: One and the same for all trials, one after the other
+        """
+        own: Any = self.specified_callbacks
+        self.specified_callbacks = [*(own if isinstance(own, list) else [own]), callback]
+
+    def make_sampler(self, seed: int) -> BaseSampler:
+        """
+        Make the sampler of ``--sampler``.
+
+        :param seed: Its seed
+        :return: the sampler
+        """
+        seeded = copy.copy(self)
+        seeded.seed = seed
+        return seeded._create_sampler(self.sampler)
+
+    def make_pruner(self) -> BasePruner:
+        """
+        Make the pruner of ``--pruner``.
+
+        :return: the pruner
+        """
+        return self._create_pruner(self.pruner)
 
     def hyperparameters_optimization(self) -> None:
         """

@@ -36,6 +36,8 @@ SEAMS: dict[str, dict[str, tuple[str, ...]]] = {
         "ExperimentManager.create_envs": ("self", "n_envs", "eval_env", "no_log"),
         "ExperimentManager.load_trial": ("self", "storage", "study_name", "trial_id", "convert"),
         "ExperimentManager.objective": ("self", "trial"),
+        "ExperimentManager._create_sampler": ("self", "sampler_method"),
+        "ExperimentManager._create_pruner": ("self", "pruner_method"),
         "ExperimentManager.hyperparameters_optimization": ("self",),
     },
 }

@@ -33,25 +33,40 @@ _starting = threading.Lock()
 
 def join_or_start() -> None:
     """
-    Have Ray: the one that the program uses already, the cluster of ``RAY_ADDRESS``, or else a new one on this machine.
+    Have Ray, by :func:`start`, and be on a node of its cluster.
 
-    A new one has no dashboard, and ends with this process, or with ``ray.shutdown()``. It is not stopped earlier, since the
-    next VecEnv would wait for it again, and each start leaves descriptors behind in this process.
-
-    :raises RayVecEnvError: if this process is not on a node of the cluster (``ray://``)
+    :raises RayVecEnvError: if this process is not (``ray://``)
     """
-    with _starting:
-        if not ray.is_initialized():
-            local: dict[str, Any] = {}
-            if not os.environ.get("RAY_ADDRESS"):
-                local = dict(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES)
-            with _environment(NICENESS, "0"):
-                ray.init(logging_level=logging.ERROR, **local)
+    start()
     if ray.util.client.ray.is_connected():
         raise RayVecEnvError(
             "RayVecEnv exchanges data with its workers directly, which Ray Client (ray://) does not allow: "
             "run the program on a node of the cluster, for example with `ray job submit`"
         )
+
+
+def start(address: str | None = None, **options: Any) -> bool:
+    """
+    Have Ray: the one that the program uses already, a cluster that runs, or else a new one on this machine.
+
+    A new one has no dashboard, and ends with this process, or with ``ray.shutdown()``. It is not stopped earlier, since the
+    next VecEnv would wait for it again, and each start leaves descriptors behind in this process.
+
+    :param address: The cluster. None: that of ``RAY_ADDRESS``, or else a new one
+    :param options: Other arguments of ``ray.init``
+    :return: whether the program did not use any before
+    """
+    with _starting:
+        if ray.is_initialized():
+            return False
+        if not (address or os.environ.get("RAY_ADDRESS")):
+            local = dict(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES)
+            options = {**local, **options}
+        elif address:
+            options["address"] = address
+        with _environment(NICENESS, "0"):
+            ray.init(logging_level=logging.ERROR, **options)
+        return True
 
 
 @contextmanager
