@@ -1,5 +1,5 @@
 SHELL = /bin/bash
-LINT_PATHS = zoo_plugins tests scripts examples
+LINT_PATHS = zoo_plugins tests scripts examples docs
 
 # `make format CHECK=--check` only looks
 CHECK =
@@ -19,4 +19,13 @@ format:
 
 commit-checks: format type lint
 
-.PHONY: pytest type lint format commit-checks
+# build/docs/index.html; needs the extra `docs`
+docs:
+	python scripts/fill_results.py --check
+	python -m sphinx -q --fail-on-warning --keep-going -d build/doctrees docs build/docs
+
+# Ask the web whether links to other sites still lead somewhere
+linkcheck:
+	python -m sphinx -q -b linkcheck -d build/doctrees docs build/linkcheck
+
+.PHONY: pytest type lint format commit-checks docs linkcheck

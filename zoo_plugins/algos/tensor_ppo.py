@@ -45,7 +45,7 @@ class TensorPPO(PPO):
 
     It is :class:`stable_baselines3.PPO`: same policies, hyperparameters, logs and files, and, given the same rollout and the
     same permutations, the same weights up to floating point error. Environments that take and give tensors
-    (:class:`zoo_plugins.vec_envs.tensor_step.StepsTensors`) are asked for those; of any other VecEnv, the arrays are sent to
+    (:class:`~zoo_plugins.vec_envs.StepsTensors`) are asked for those; of any other VecEnv, the arrays are sent to
     the device. Nothing in the loop waits for the device but for two times per rollout: one after its last step, to learn
     which episodes ended, and one after the update, to log it.
 

@@ -212,9 +212,9 @@ class FastHerReplayBuffer(HerReplayBuffer):
         """
         Add a step of all environments.
 
-        :param obs: Observations of each key. Shape: (n_envs, *obs_shape)
-        :param next_obs: Next observations of each key; the last ones of episodes that end. Shape: (n_envs, *obs_shape)
-        :param action: Actions. Shape: (n_envs, *action_shape)
+        :param obs: Observations of each key. Shape: ``(n_envs, *obs_shape)``
+        :param next_obs: Next observations of each key; the last ones of episodes that end. Shape: ``(n_envs, *obs_shape)``
+        :param action: Actions. Shape: ``(n_envs, *action_shape)``
         :param reward: Rewards. Shape: (n_envs,)
         :param done: Whether the episode ends. Shape: (n_envs,)
         :param infos: The info dict of each environment

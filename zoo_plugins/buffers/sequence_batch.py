@@ -31,7 +31,7 @@ class SequenceBatch(NamedTuple):
     start in both, so that gradients flow through all of it. Its timesteps of the earlier minibatch are context in the later
     one: the LSTM reads them, but they do not count. Then there are ``n_inputs`` timesteps, of which ``n_steps`` count.
 
-    :param observations: Observations. Shape: (n_inputs, *obs_shape), a dict of them for Dict spaces
+    :param observations: Observations. Shape: ``(n_inputs, *obs_shape)``, a dict of them for Dict spaces
     :param actions: Actions. Shape: (n_steps, action_dim)
     :param old_values: Values predicted while acting. Shape: (n_steps,)
     :param old_log_prob: Log probabilities of the actions while acting. Shape: (n_steps,)
@@ -68,8 +68,8 @@ class SequenceBatch(NamedTuple):
         """
         Lay the sequences side by side, with zeros after the shorter ones.
 
-        :param steps: One row per input. Shape: (n_inputs, *shape)
-        :return: Padded sequences. Shape: (n_rows, n_seq, *shape)
+        :param steps: One row per input. Shape: ``(n_inputs, *shape)``
+        :return: Padded sequences. Shape: ``(n_rows, n_seq, *shape)``
         """
         if self.n_seq == 1:
             return steps.unsqueeze(1)
@@ -80,8 +80,8 @@ class SequenceBatch(NamedTuple):
         """
         Inverse of :meth:`pad`, but for context, which it leaves out.
 
-        :param sequences: Padded sequences. Shape: (n_rows, n_seq, *shape)
-        :return: One row per timestep that counts. Shape: (n_steps, *shape)
+        :param sequences: Padded sequences. Shape: ``(n_rows, n_seq, *shape)``
+        :return: One row per timestep that counts. Shape: ``(n_steps, *shape)``
         """
         if self.n_seq == 1:
             return self.drop_context(sequences.squeeze(1))
@@ -91,8 +91,8 @@ class SequenceBatch(NamedTuple):
         """
         Leave context out.
 
-        :param steps: One row per input. Shape: (n_inputs, *shape)
-        :return: One row per timestep that counts. Shape: (n_steps, *shape)
+        :param steps: One row per input. Shape: ``(n_inputs, *shape)``
+        :return: One row per timestep that counts. Shape: ``(n_steps, *shape)``
         """
         return steps if self.counted is None else steps.index_select(0, self.counted)
 

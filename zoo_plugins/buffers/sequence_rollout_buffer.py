@@ -79,8 +79,8 @@ class SequenceRolloutBuffer(RolloutBuffer):
         """
         Add a step of all environments.
 
-        :param obs: Observations. Shape: (n_envs, *obs_shape), a dict of them for Dict spaces
-        :param actions: Actions. Shape: (n_envs, *action_shape)
+        :param obs: Observations. Shape: ``(n_envs, *obs_shape)``, a dict of them for Dict spaces
+        :param actions: Actions. Shape: ``(n_envs, *action_shape)``
         :param rewards: Rewards. Shape: (n_envs,)
         :param episode_starts: Whether an episode starts with this step. Shape: (n_envs,)
         :param lstm_states: Hidden and cell states of actor and critic before the step (and before any reset at an episode

@@ -57,7 +57,7 @@ class RayVecEnv(EnvCalls):
     :param step_timeout: How long a worker may take to answer, for a step with its resets, in seconds, before it is replaced.
         ``None``: as long as Ray says that it lives
     :param runtime_env: Ray's runtime environment for workers, e.g. ``{"working_dir": "."}``
-    :param pipeline: Let algorithms that can (:class:`~zoo_plugins.algos.SeqRecurrentPPO`) step half of the environments while
+    :param pipeline: Let algorithms that can (:class:`~zoo_plugins.SeqRecurrentPPO`) step half of the environments while
         they choose actions for the other half. All others step them all at once, as without it
     :raises RayVecEnvError: if workers can't be started in time, saying which resources were wanted, and which are free
     :raises EnvError: if an environment can't be made
