@@ -29,7 +29,8 @@ from zoo_plugins.vec_envs import TensorVecEnv, TensorVecFrameStack, TensorVecNor
 from zoo_plugins.vec_envs.tensor_twins import with_tensor_wrappers
 
 FILE = Path(__file__).parents[1] / "hyperparams" / "ppo_tensor.yml"
-BLOCKS = yaml.safe_load(FILE.read_text())
+FILES = [FILE, FILE.with_stem("ppo_tensor_4096")]
+BLOCKS = [(file, env_id) for file in FILES for env_id in yaml.safe_load(file.read_text())]
 TENSOR = {**PPO, "n_envs": 4, "vec_env_class": "tensor"}
 # SB3's EvalCallback would like to evaluate on tensors too
 pytestmark = pytest.mark.filterwarnings("ignore:Training and eval env are not of the same type")
@@ -41,10 +42,10 @@ def test_file_in_use():
     assert ALGOS["ppo_tensor"] is TensorPPO
 
 
-@pytest.mark.parametrize("env_id", BLOCKS)
-def test_blocks_are_accepted(env_id):
+@pytest.mark.parametrize(("file", "env_id"), BLOCKS, ids=lambda value: getattr(value, "stem", value))
+def test_blocks_are_accepted(file, env_id):
     """Every block passes all checks of the algorithm."""
-    assert "policy" in check_block("ppo_tensor", BLOCKS[env_id])
+    assert "policy" in check_block("ppo_tensor", yaml.safe_load(file.read_text())[env_id])
 
 
 @pytest.mark.parametrize("algo", ["ppo_tensor", "ppo"])
