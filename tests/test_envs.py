@@ -99,5 +99,5 @@ def test_train_and_enjoy(tmp_path, algo, env_id, vec_env):
     assert "Success rate: " in output  # of the evaluation
     folder = tmp_path / "logs" / algo / f"{env_id}_1"
     successes = pd.read_csv(folder / "0.monitor.csv", skiprows=1)["is_success"]
-    assert len(successes) >= 200 / 2 / 3
+    assert len(successes) >= 200 // 2 // 3  # episodes have 3 steps at most, and the last one may be unfinished
     assert "Success rate: " in run_script("enjoy", *common, "--no-render", "-n", 30)
