@@ -9,9 +9,10 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.distributions import MaskableDistribution
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
+from stable_baselines3.common.type_aliases import TensorDict
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
@@ -58,31 +59,79 @@ class TorchActor:
             their MLPs, shape of each (n_envs, hidden_size); LSTM states after the step
         """
         policy = self.policy
-        pi_states, vf_states = lstm_states
         if episode_starts.any():
-            keep = th.as_tensor(1.0 - episode_starts, dtype=th.float32, device=policy.device)[:, None]
-            pi_states = tuple(state * keep for state in pi_states)
-            vf_states = tuple(state * keep for state in vf_states)
-
-        features = policy.extract_features(obs_as_tensor(obs, policy.device))
-        pi_features, vf_features = (features, features) if isinstance(features, th.Tensor) else features
-        pi_states = _step_cells(policy.lstm_actor, pi_features, pi_states)
-        latent_pi = pi_states[0][-1]
-        if policy.lstm_critic is not None:
-            vf_states = _step_cells(policy.lstm_critic, vf_features, vf_states)
-            latent_vf = vf_states[0][-1]
-        elif policy.shared_lstm:
-            vf_states, latent_vf = pi_states, latent_pi
-        else:
-            assert policy.critic is not None
-            vf_states, latent_vf = pi_states, policy.critic(vf_features)
+            lstm_states = keep_states(lstm_states, th.as_tensor(1.0 - episode_starts, dtype=th.float32, device=policy.device))
+        latent_pi, latent_vf, lstm_states = step_lstms(policy, obs_as_tensor(obs, policy.device), lstm_states)
 
         distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(latent_pi))
         if action_masks is not None:
             assert isinstance(distribution, MaskableDistribution)
             distribution.apply_masking(action_masks)
         actions = distribution.get_actions().cpu().numpy()
-        return actions, (latent_pi, latent_vf), RNNStates(pi_states, vf_states)
+        return actions, (latent_pi, latent_vf), lstm_states
+
+
+def keep_states(lstm_states: RNNStates, keep: th.Tensor) -> RNNStates:
+    """
+    Reset the LSTM states of some environments to zero.
+
+    :param lstm_states: The states of all. Shape of each: (n_layers, n_envs, hidden_size)
+    :param keep: 1 for states to keep, 0 for others. Shape: (n_envs,)
+    :return: new states; those of the critic are those of the actor, if they were
+    """
+    pi_states, vf_states = lstm_states
+    kept = tuple(state * keep[:, None] for state in pi_states)
+    return RNNStates(kept, kept if vf_states is pi_states else tuple(state * keep[:, None] for state in vf_states))
+
+
+def step_lstms(
+    policy: RecurrentActorCriticPolicy, obs: th.Tensor | TensorDict, lstm_states: RNNStates
+) -> tuple[th.Tensor, th.Tensor, RNNStates]:
+    """
+    Do one step of the recurrent part of a policy.
+
+    :param policy: The policy
+    :param obs: Observations. Shape: (n_envs, *obs_shape), a dict of them for Dict spaces
+    :param lstm_states: LSTM states before the step. Shape of each: (n_layers, n_envs, hidden_size)
+    :return: latents of actor and critic before their MLPs, shape of each (n_envs, hidden_size); LSTM states after the step,
+        those of the critic being those of the actor if it has no LSTM of its own
+    """
+    pi_states, vf_states = lstm_states
+    features = policy.extract_features(obs)
+    pi_features, vf_features = (features, features) if isinstance(features, th.Tensor) else features
+    pi_states = _step_cells(policy.lstm_actor, pi_features, pi_states)
+    latent_pi = pi_states[0][-1]
+    if policy.lstm_critic is not None:
+        vf_states = _step_cells(policy.lstm_critic, vf_features, vf_states)
+        latent_vf = vf_states[0][-1]
+    elif policy.shared_lstm:
+        vf_states, latent_vf = pi_states, latent_pi
+    else:
+        assert policy.critic is not None
+        vf_states, latent_vf = pi_states, policy.critic(vf_features)
+    return latent_pi, latent_vf, RNNStates(pi_states, vf_states)
+
+
+@th.no_grad()
+def predict_values(
+    policy: RecurrentActorCriticPolicy, obs: th.Tensor | TensorDict, vf_states: tuple[th.Tensor, ...]
+) -> th.Tensor:
+    """
+    Predict values, as ``policy.predict_values`` does, without waiting for the device.
+
+    :param policy: The policy
+    :param obs: Observations. Shape: (n, *obs_shape), a dict of them for Dict spaces
+    :param vf_states: LSTM states of the critic before them. Shape of each: (n_layers, n, hidden_size)
+    :return: values. Shape: (n, 1)
+    """
+    features = BasePolicy.extract_features(policy, obs, policy.vf_features_extractor)
+    lstm = policy.lstm_actor if policy.shared_lstm else policy.lstm_critic
+    if lstm is not None:
+        latent = _step_cells(lstm, features, vf_states)[0][-1]
+    else:
+        assert policy.critic is not None
+        latent = policy.critic(features)
+    return policy.value_net(policy.mlp_extractor.forward_critic(latent))
 
 
 def _step_cells(lstm: nn.LSTM | GRU, features: th.Tensor, states: tuple[th.Tensor, ...]) -> tuple[th.Tensor, th.Tensor]:

@@ -73,11 +73,11 @@ def act(policy: ActorCriticPolicy, obs: TensorObs) -> tuple[th.Tensor, th.Tensor
             actions, values, log_prob = policy(obs)
         return actions, log_prob, values
     features = BasePolicy.extract_features(policy, obs, policy.pi_features_extractor)
-    actions, log_prob = _sample(policy, policy.mlp_extractor.forward_actor(features))
+    actions, log_prob = sample_actions(policy, policy.mlp_extractor.forward_actor(features))
     return actions.reshape(-1, *policy.action_space.shape), log_prob, None  # type: ignore[misc]
 
 
-def _sample(policy: ActorCriticPolicy, latent_pi: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+def sample_actions(policy: ActorCriticPolicy, latent_pi: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
     """
     Sample actions.
 

@@ -18,6 +18,7 @@ from zoo_plugins.algos.maskable_policies import (
 )
 from zoo_plugins.algos.masking import UNSUPPORTED, MaskedModel, find_eval_callbacks, read_action_masks
 from zoo_plugins.algos.seq_recurrent_ppo import SeqRecurrentPPO
+from zoo_plugins.vec_envs.numpy_face import steps_tensors
 
 SelfMaskableSeqRecurrentPPO = TypeVar("SelfMaskableSeqRecurrentPPO", bound="MaskableSeqRecurrentPPO")
 
@@ -118,6 +119,11 @@ class MaskableSeqRecurrentPPO(SeqRecurrentPPO):
         :raises ValueError: if masks are to be used and an environment has none, or wrong ones
         """
         self._use_masking = use_masking
+        if use_masking and self.env is not None and steps_tensors(self.env):
+            raise ValueError(
+                f"masks of environments in tensors are not read: put {type(self.env).__name__} into a wrapper that gives "
+                "NumPy arrays, or learn with use_masking=False"
+            )
         if use_masking and self.env is not None and not is_masking_supported(self.env):
             raise ValueError(UNSUPPORTED)
         return super().learn(

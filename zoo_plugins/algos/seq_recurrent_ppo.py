@@ -1,6 +1,7 @@
 """Recurrent PPO that trains on whole sequences."""
 
 import functools
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any, ClassVar, TypeVar
 
@@ -10,30 +11,40 @@ from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import explained_variance, obs_as_tensor
+from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from zoo_plugins.algos.acting import NumpyActor, TorchActor
 from zoo_plugins.algos.action_distributions import log_prob_and_entropy, reset_noise
+from zoo_plugins.algos.env_side import ActionsForEnv, finite_bounds
 from zoo_plugins.algos.evaluation import as_taken, evaluate_actions, read_sequences
+from zoo_plugins.algos.feedforward import NoValidation
 from zoo_plugins.algos.fused_loss import FusedPPOLoss
 from zoo_plugins.algos.gru import replace_lstms
-from zoo_plugins.algos.losses import STATISTICS, LossTerms, ppo_loss, read_statistics
+from zoo_plugins.algos.losses import STATISTICS, LossTerms, ppo_loss
 from zoo_plugins.algos.optimizers import FlatAdamStep, GradientStep
 from zoo_plugins.algos.pipeline import Acted, Pipeline, can_pipeline
+from zoo_plugins.algos.recurrent_tensor_rollouts import RecurrentTensorRollouts
+from zoo_plugins.algos.update_logs import log_update
 from zoo_plugins.buffers.sequence_rollout_buffer import (
     SequenceDictRolloutBuffer,
     SequenceRolloutBuffer,
     stack,
 )
+from zoo_plugins.buffers.tensor_sequence_rollout_buffer import TensorSequenceRolloutBuffer
+from zoo_plugins.vec_envs.numpy_boundary import shows_tensors
+from zoo_plugins.vec_envs.numpy_face import steps_tensors
 
 SelfSeqRecurrentPPO = TypeVar("SelfSeqRecurrentPPO", bound="SeqRecurrentPPO")
 
+# Kinds of rollout buffers: a subclass before its base
+BUFFERS = (TensorSequenceRolloutBuffer, SequenceDictRolloutBuffer, SequenceRolloutBuffer)
 
-class SeqRecurrentPPO(RecurrentPPO):
+
+class SeqRecurrentPPO(RecurrentTensorRollouts, RecurrentPPO):
     """
     Recurrent PPO (LSTM or GRU) that reads each minibatch with one LSTM call over padded sequences.
 
@@ -125,33 +136,37 @@ class SeqRecurrentPPO(RecurrentPPO):
         sampling: str = "contiguous",
         max_seq_length: int | None = None,
     ):
-        super().__init__(
-            policy,
-            env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            batch_size=batch_size,
-            n_epochs=n_epochs,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            clip_range=clip_range,
-            clip_range_vf=clip_range_vf,
-            normalize_advantage=normalize_advantage,
-            ent_coef=ent_coef,
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            target_kl=target_kl,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            # SB3 policies write into it (see stable-baselines3 issue #1895)
-            policy_kwargs=deepcopy(policy_kwargs),
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=False,
-        )
+        env, device = self._open(env, device, verbose)
+        with finite_bounds(env):
+            super().__init__(
+                policy,
+                env,
+                learning_rate=learning_rate,
+                n_steps=n_steps,
+                batch_size=batch_size,
+                n_epochs=n_epochs,
+                gamma=gamma,
+                gae_lambda=gae_lambda,
+                clip_range=clip_range,
+                clip_range_vf=clip_range_vf,
+                normalize_advantage=normalize_advantage,
+                ent_coef=ent_coef,
+                vf_coef=vf_coef,
+                max_grad_norm=max_grad_norm,
+                use_sde=use_sde,
+                sde_sample_freq=sde_sample_freq,
+                target_kl=target_kl,
+                stats_window_size=stats_window_size,
+                tensorboard_log=tensorboard_log,
+                # SB3 policies write into it (see stable-baselines3 issue #1895)
+                policy_kwargs=deepcopy(policy_kwargs),
+                verbose=verbose,
+                seed=seed,
+                device=device,
+                _init_setup_model=False,
+            )
+        if isinstance(env, VecEnv):
+            self.action_space = env.action_space
         self.rollout_buffer_class = rollout_buffer_class
         self.rollout_buffer_kwargs = dict(rollout_buffer_kwargs or {})
         self.sampling = sampling
@@ -177,14 +192,26 @@ class SeqRecurrentPPO(RecurrentPPO):
         if rnn_type == "gru":
             replace_lstms(self.policy, self.lr_schedule)
 
-        # The attribute stays None by default, so that a saved model opens where this package is not installed
+        self._set_up_rollouts()
+
+    def _set_up_rollouts(self) -> None:
+        """
+        Create what depends on the kind of the environments.
+
+        :raises ValueError: if ``rollout_buffer_class`` is not for it
+        """
         is_dict = isinstance(self.observation_space, spaces.Dict)
-        default_class = SequenceDictRolloutBuffer if is_dict else SequenceRolloutBuffer
-        buffer_class: Any = self.rollout_buffer_class or default_class
-        if not issubclass(buffer_class, default_class) or issubclass(buffer_class, DictRolloutBuffer) != is_dict:
+        kind: type[SequenceRolloutBuffer] = SequenceDictRolloutBuffer if is_dict else SequenceRolloutBuffer
+        if self.env is not None and shows_tensors(self.env):
+            kind = TensorSequenceRolloutBuffer
+            self._for_env = ActionsForEnv(self.action_space, self.policy.squash_output, self.device)
+        # The attribute stays None by default, so that a saved model opens where this package is not installed
+        buffer_class: Any = self.rollout_buffer_class or kind
+        found = next((cls for cls in BUFFERS if issubclass(buffer_class, cls)), None)
+        # Without environments, it is never filled
+        if found is not kind and not (self.env is None and found is TensorSequenceRolloutBuffer):
             raise ValueError(
-                f"rollout_buffer_class must be a {default_class.__name__} for this observation space, "
-                f"not {buffer_class.__name__}"
+                f"rollout_buffer_class must be a {kind.__name__} for these environments, not {buffer_class.__name__}"
             )
         self.rollout_buffer = buffer_class(
             self.n_steps,
@@ -198,6 +225,13 @@ class SeqRecurrentPPO(RecurrentPPO):
             max_seq_length=self.max_seq_length,
             **self.rollout_buffer_kwargs,
         )
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """See :meth:`stable_baselines3.PPO.set_env`. Environments in tensors may take the place of others."""
+        super().set_env(env, force_reset)
+        assert self.env is not None
+        if steps_tensors(self.env) != isinstance(self.rollout_buffer, TensorSequenceRolloutBuffer):
+            self._set_up_rollouts()
 
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -216,8 +250,9 @@ class SeqRecurrentPPO(RecurrentPPO):
         :return: True if it collected all steps, False if the callback terminated the rollout prematurely
         """
         assert isinstance(rollout_buffer, SequenceRolloutBuffer)
+        if isinstance(rollout_buffer, TensorSequenceRolloutBuffer):
+            return self._collect_tensors(env, callback, rollout_buffer, n_rollout_steps)
         assert self._last_obs is not None, "No previous observation was provided"
-        assert self._last_lstm_states is not None
         self.policy.set_training_mode(False)
         rollout_buffer.reset()
         if self.use_sde:
@@ -227,7 +262,7 @@ class SeqRecurrentPPO(RecurrentPPO):
 
         in_numpy = NumpyActor.supports(self.policy)
         actor = NumpyActor(self.policy) if in_numpy else TorchActor(self.policy)
-        convert = np.asarray if in_numpy else th.as_tensor
+        convert: Any = np.asarray if in_numpy else th.as_tensor
         self._last_lstm_states = RNNStates(*(tuple(map(convert, states)) for states in self._last_lstm_states))
         act = functools.partial(self._act, actor)
         pipeline = None
@@ -261,7 +296,7 @@ class SeqRecurrentPPO(RecurrentPPO):
 
             self._update_info_buffer(infos, dones)
             latents.append(latent)
-            for idx in np.flatnonzero(dones):
+            for idx in np.flatnonzero(dones).tolist():
                 info = infos[idx]
                 if info.get("TimeLimit.truncated", False) and info.get("terminal_observation") is not None:
                     truncated.append((step, idx, lstm_states.vf, info["terminal_observation"]))
@@ -343,11 +378,9 @@ class SeqRecurrentPPO(RecurrentPPO):
             )
             rollout_buffer.rewards[steps, envs] += self.gamma * terminal_values.flatten().cpu().numpy()
 
-        assert self._last_obs is not None
-        assert self._last_episode_starts is not None
-        assert self._last_lstm_states is not None
+        last_obs: Any = obs_as_tensor(self._last_obs, self.device)
         last_values = policy.predict_values(
-            obs_as_tensor(self._last_obs, self.device),
+            last_obs,
             self._last_lstm_states.vf,
             th.as_tensor(self._last_episode_starts, dtype=th.float32, device=self.device),
         )
@@ -371,7 +404,8 @@ class SeqRecurrentPPO(RecurrentPPO):
         n_timesteps, n_padded, n_sequences = 0, 0, 0
         continue_training = True
 
-        with step_class(optimizer, self.max_grad_norm) as gradient_step:
+        on_tensors = isinstance(self.rollout_buffer, TensorSequenceRolloutBuffer)
+        with NoValidation() if on_tensors else nullcontext(), step_class(optimizer, self.max_grad_norm) as gradient_step:
             for epoch in range(self.n_epochs):
                 epoch_start = len(statistics)
                 for batch in self.rollout_buffer.get(self.batch_size):
@@ -397,19 +431,8 @@ class SeqRecurrentPPO(RecurrentPPO):
                 if not continue_training:
                     break
 
-        logs, _ = read_statistics(statistics, epoch_start)
-        for key, value in logs.items():
-            self.logger.record(f"train/{key}", value)
-        self.logger.record(
-            "train/explained_variance",
-            explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()),
-        )
-        if hasattr(self.policy, "log_std"):
-            self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/clip_range", clip_range)
-        if clip_range_vf is not None:
-            self.logger.record("train/clip_range_vf", clip_range_vf)
+        rollout = self.rollout_buffer.rollout
+        log_update(self, statistics, epoch_start, terms, rollout["old_values"], rollout["returns"])
         self.logger.record("train/n_sequences", n_sequences / len(statistics))
         self.logger.record("train/padding", 1 - n_timesteps / n_padded)
 

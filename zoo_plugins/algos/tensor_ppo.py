@@ -4,12 +4,11 @@ import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
 from stable_baselines3 import PPO
-from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -18,11 +17,12 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from zoo_plugins.algos import feedforward
 from zoo_plugins.algos.action_distributions import reset_noise
-from zoo_plugins.algos.env_side import ActionsForEnv, finite_bounds, infos_of, resets_tensors, to_tensors
+from zoo_plugins.algos.env_side import ActionsForEnv, finite_bounds, infos_of, to_tensors
 from zoo_plugins.algos.feedforward import NoValidation
 from zoo_plugins.algos.graphed_update import GraphedUpdate
 from zoo_plugins.algos.losses import STATISTICS, LossTerms
 from zoo_plugins.algos.minibatch_loss import fast_loss, plain_loss
+from zoo_plugins.algos.on_tensor_envs import OnTensorEnvs
 from zoo_plugins.algos.optimizers import FlatAdamStep, GradientStep
 from zoo_plugins.algos.recordings import Recordings
 from zoo_plugins.algos.rollout_ends import RolloutEnds
@@ -30,16 +30,14 @@ from zoo_plugins.algos.rollout_values import finish_rollout
 from zoo_plugins.algos.update_logs import log_update
 from zoo_plugins.buffers.tensor_rollout_buffer import TensorRolloutBuffer
 from zoo_plugins.vec_envs.numpy_boundary import NumpyBoundary, tensor_face
-from zoo_plugins.vec_envs.numpy_face import steps_tensors
 from zoo_plugins.vec_envs.tensor_step import StepsTensors, TensorObs, TensorStep
-from zoo_plugins.vec_envs.tensor_vec_transpose_image import TensorVecTransposeImage
 
 SelfTensorPPO = TypeVar("SelfTensorPPO", bound="TensorPPO")
 
 COMPILE = ("none", "default", "cudagraph")
 
 
-class TensorPPO(PPO):
+class TensorPPO(OnTensorEnvs, PPO):
     """
     PPO whose rollouts stay on the device of environments that are stepped together there.
 
@@ -128,12 +126,7 @@ class TensorPPO(PPO):
         if compile == "cudagraph" and (target_kl is not None or use_sde):
             raise ValueError("compile='cudagraph' works neither with target_kl nor with use_sde")
         self.compile = compile
-        self._warned = False
-        # Loading an agent without an environment passes None
-        if env is not None:
-            env = self._wrap_env(maybe_make_env(env, verbose), verbose)
-            if device == "auto" and steps_tensors(env):
-                device = cast(StepsTensors, env).device
+        env, device = self._open(env, device, verbose)
         with finite_bounds(env):
             super().__init__(
                 policy,
@@ -184,26 +177,10 @@ class TensorPPO(PPO):
             warnings.warn(f"compile='cudagraph' needs a GPU: on {self.device}, it does nothing", stacklevel=2)
         self._compute_loss = th.compile(plain_loss) if self.compile == "default" else fast_loss
 
-    @staticmethod
-    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        wrapped = PPO._wrap_env(env, verbose, monitor_wrapper)
-        if isinstance(env, VecEnv) and steps_tensors(env) and wrapped is not env:
-            return TensorVecTransposeImage(env)
-        return wrapped
-
-    def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
-        with resets_tensors(self.env):
-            return super()._setup_learn(*args, **kwargs)
-
-    def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
-        # Where the environment is on the GPU, the policy belongs there
-        if self.env is None or not steps_tensors(self.env):
-            super()._maybe_recommend_cpu(mlp_class_name)
-
     def _excluded_save_params(self) -> list[str]:
         # Tensors of a GPU can't be read where there is none
-        tensors = ["_last_obs", "_last_episode_starts", "_last_original_obs", "_for_env"]
-        return [*super()._excluded_save_params(), *tensors, "_compute_loss", "_graphs", "_warned"]
+        tensors = ["_last_obs", "_last_episode_starts"]
+        return [*super()._excluded_save_params(), *tensors, "_compute_loss", "_graphs"]
 
     def _uses_graphs(self) -> bool:
         return self.compile == "cudagraph" and self.device.type == "cuda"
@@ -258,8 +235,7 @@ class TensorPPO(PPO):
 
             if isinstance(face, NumpyBoundary):
                 self._update_info_buffer([face.infos[i] for i in np.flatnonzero(face.dones)], face.dones[face.dones])
-            elif step.final_obs is None:
-                self._warn_once_about_final_obs()
+            self._warn_about_final_obs(step)
             ends.add(step, dones)
             rollout_buffer.add(obs, actions, rewards, starts, values, log_probs, step.valid)
             obs = new_obs
@@ -329,7 +305,8 @@ class TensorPPO(PPO):
                 if not continue_training:
                     break
 
-        log_update(self, statistics, epoch_start, terms)
+        rollout = self.rollout_buffer.rollout
+        log_update(self, statistics, epoch_start, terms, rollout.values, rollout.returns)
 
     def _gradient_step(self, terms: LossTerms) -> GradientStep:
         """
@@ -388,12 +365,3 @@ class TensorPPO(PPO):
             reset_num_timesteps=reset_num_timesteps,
             progress_bar=progress_bar,
         )
-
-    def _warn_once_about_final_obs(self) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                "the environments do not tell the last observations of truncated episodes: these count as terminated, since "
-                "the value of what would have followed can't be predicted",
-                stacklevel=2,
-            )

@@ -1,27 +1,35 @@
 """What is logged of an update."""
 
 import math
-from typing import cast
 
 import torch as th
-from stable_baselines3 import PPO
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from zoo_plugins.algos.losses import LossTerms, read_statistics
-from zoo_plugins.buffers.tensor_rollout_buffer import TensorRolloutBuffer
 
 
-def log_update(model: PPO, statistics: list[th.Tensor], epoch_start: int, terms: LossTerms) -> None:
+def log_update(
+    model: OnPolicyAlgorithm,
+    statistics: list[th.Tensor],
+    epoch_start: int,
+    terms: LossTerms,
+    values: th.Tensor,
+    returns: th.Tensor,
+) -> None:
     """
-    Fetch what was computed during an update, and log it.
+    Fetch what was computed during an update, all at once, and log it.
 
-    :param model: The algorithm, with a :class:`TensorRolloutBuffer`
+    :param model: The algorithm
     :param statistics: Statistics of the update's minibatches
     :param epoch_start: Where the last epoch starts among them
     :param terms: Coefficients and clipping parameters
+    :param values: Predicted values of the rollout. Shape: that of ``returns``
+    :param returns: Estimated returns of the rollout
     :raises ValueError: if training diverged
     """
-    policy, rollout = model.policy, cast(TensorRolloutBuffer, model.rollout_buffer).rollout
-    explained_variance = 1 - (rollout.returns - rollout.values).var() / rollout.returns.var()
+    policy, variance = model.policy, returns.var(correction=0)
+    # NaN if there is no variance to explain, as SB3's
+    explained_variance = 1 - (returns - values).var(correction=0) / th.where(variance == 0, th.nan, variance)
     sum_of_parameters = th.stack([parameter.detach().sum() for parameter in policy.parameters()]).sum()
     std = [policy.log_std.detach().exp().mean()] if hasattr(policy, "log_std") else []
     logs, further = read_statistics(statistics, epoch_start, sum_of_parameters, explained_variance, *std)

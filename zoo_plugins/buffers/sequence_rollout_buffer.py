@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch as th
@@ -13,6 +13,8 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from zoo_plugins.buffers.sequence_batch import SequenceBatch, locate_sequences
 
 SAMPLING = ("contiguous", "sequences")
+# Takes timesteps from an array of all
+Select: TypeAlias = Callable[[th.Tensor], th.Tensor]
 
 
 class SequenceRolloutBuffer(RolloutBuffer):
@@ -66,6 +68,7 @@ class SequenceRolloutBuffer(RolloutBuffer):
         self.flat_states = th.empty(0)
         self.lstm_states: list[RNNStates] = []
         self.action_masks: np.ndarray | None = None
+        self.n_timesteps = self.buffer_size * self.n_envs
 
     def add_step(
         self,
@@ -158,14 +161,8 @@ class SequenceRolloutBuffer(RolloutBuffer):
         episode_starts = self.episode_starts.T > 0
         self.flat_states[:, :, th.as_tensor(episode_starts.ravel(), device=self.device)] = 0.0
 
-        sequence_starts = episode_starts.copy()
-        sequence_starts[:, 0] = True
-        if self.max_seq_length is not None:
-            steps = np.arange(self.buffer_size)
-            latest_start = np.maximum.accumulate(np.where(sequence_starts, steps, 0), axis=1)
-            sequence_starts |= (steps - latest_start) % self.max_seq_length == 0
         # Twice, so that a minibatch that goes on at the beginning is a slice as well
-        self.flat_sequence_starts = np.tile(sequence_starts.ravel(), 2)
+        self.flat_sequence_starts = np.tile(mark_sequences(episode_starts, self.max_seq_length).ravel(), 2)
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
         """
@@ -195,11 +192,11 @@ class SequenceRolloutBuffer(RolloutBuffer):
         :return: minibatches
         """
         assert self.full, "Rollout buffer must be full before sampling from it"
-        batch_size = batch_size or self.buffer_size * self.n_envs
+        batch_size = batch_size or self.n_timesteps
         return self._draw_sequences(batch_size) if self.sampling == "sequences" else self._draw_pieces(batch_size)
 
     def _draw_pieces(self, batch_size: int) -> Iterator[SequenceBatch]:
-        n_timesteps = self.buffer_size * self.n_envs
+        n_timesteps = self.n_timesteps
         # The only draw of sb3_contrib's recurrent buffers
         split = np.random.randint(n_timesteps)
         for offset in range(0, n_timesteps, batch_size):
@@ -207,11 +204,11 @@ class SequenceRolloutBuffer(RolloutBuffer):
             starts = self.flat_sequence_starts[start : start + length].copy()
             starts[0] = True
             first, positions, max_length = locate_sequences(starts)
-            select = functools.partial(_slice, start=start, length=length)
+            select = self._selects_piece(start, length)
             yield self._make_batch(select, select, start + first, positions, max_length)
 
     def _draw_sequences(self, batch_size: int) -> Iterator[SequenceBatch]:
-        n_timesteps = self.buffer_size * self.n_envs
+        n_timesteps = self.n_timesteps
         first = np.flatnonzero(self.flat_sequence_starts[:n_timesteps])
         order = np.random.permutation(len(first))
         lengths = np.diff(first, append=n_timesteps)[order]
@@ -228,21 +225,50 @@ class SequenceRolloutBuffer(RolloutBuffer):
             n_seq = len(counted_to)
             sequence = np.repeat(np.arange(n_seq), counted_to)
             step = np.arange(len(sequence)) - np.repeat(np.cumsum(counted_to) - counted_to, counted_to)
-            inputs = th.as_tensor(first[chosen][sequence] + step, device=self.device)
-            counted = th.as_tensor(np.flatnonzero(step >= counted_from[sequence]), device=self.device)
+            inputs = send(first[chosen][sequence] + step, self.device)
+            counted = send(np.flatnonzero(step >= counted_from[sequence]), self.device)
             batch = self._make_batch(
-                functools.partial(th.index_select, dim=0, index=inputs),
-                functools.partial(th.index_select, dim=0, index=inputs[counted]),
+                self._selects_rows(inputs),
+                self._selects_rows(inputs[counted]),
                 first[chosen],
                 step * n_seq + sequence,
                 int(counted_to.max()),
             )
             yield batch._replace(counted=None if len(counted) == len(inputs) else counted)
 
+    def _selects_piece(self, start: int, length: int) -> Select:
+        """
+        Get what takes a piece from an array of all timesteps.
+
+        :param start: First timestep
+        :param length: Number of timesteps; after the last one, the first one follows
+        :return: a function of arrays
+        """
+        return functools.partial(_slice, start=start, length=length)
+
+    def _selects_rows(self, rows: th.Tensor) -> Select:
+        """
+        Get what takes timesteps from an array of all.
+
+        :param rows: The timesteps. Shape: (n,)
+        :return: a function of arrays
+        """
+        return functools.partial(th.index_select, dim=0, index=rows)
+
+    def _states_at(self, rows: th.Tensor) -> RNNStates:
+        """
+        Get the states with which an LSTM enters timesteps.
+
+        :param rows: The timesteps. Shape: (n,)
+        :return: hidden and cell states of actor and critic. Shape of each: (n_layers, n, hidden_size)
+        """
+        pi_hidden, pi_cell, vf_hidden, vf_cell = self.flat_states.index_select(2, rows).unbind()
+        return RNNStates(pi=(pi_hidden, pi_cell), vf=(vf_hidden, vf_cell))
+
     def _make_batch(
         self,
-        select_inputs: Callable[[th.Tensor], th.Tensor],
-        select_counted: Callable[[th.Tensor], th.Tensor],
+        select_inputs: Select,
+        select_counted: Select,
         first: np.ndarray,
         positions: np.ndarray,
         max_length: int,
@@ -257,9 +283,6 @@ class SequenceRolloutBuffer(RolloutBuffer):
         :param max_length: Length of the longest sequence
         :return: the minibatch
         """
-        rows = th.as_tensor(first % (self.buffer_size * self.n_envs), device=self.device)
-        pi_hidden, pi_cell, vf_hidden, vf_cell = self.flat_states.index_select(2, rows).unbind()
-
         observations = self.flat_observations
         return SequenceBatch(
             observations=(
@@ -268,8 +291,8 @@ class SequenceRolloutBuffer(RolloutBuffer):
                 else select_inputs(observations)
             ),
             **{key: select_counted(steps) for key, steps in self.rollout.items()},
-            lstm_states=RNNStates(pi=(pi_hidden, pi_cell), vf=(vf_hidden, vf_cell)),
-            positions=th.as_tensor(positions, device=self.device),
+            lstm_states=self._states_at(send(first % self.n_timesteps, self.device)),
+            positions=send(positions, self.device),
             n_seq=len(first),
             max_length=max_length,
         )
@@ -289,6 +312,36 @@ class SequenceDictRolloutBuffer(SequenceRolloutBuffer, DictRolloutBuffer):  # ty
     :param sampling: "contiguous" or "sequences"
     :param max_seq_length: Cut sequences after this number of timesteps
     """
+
+
+def mark_sequences(episode_starts: np.ndarray, max_seq_length: int | None) -> np.ndarray:
+    """
+    Find where sequences start.
+
+    :param episode_starts: Whether an episode starts. Shape: (n_envs, n_steps)
+    :param max_seq_length: Longest sequence in timesteps, ``None`` for no limit
+    :return: whether a sequence starts: with an episode, with the rollout, or after so many timesteps. Shape: (n_envs, n_steps)
+    """
+    starts = episode_starts.copy()
+    starts[:, 0] = True
+    if max_seq_length is not None:
+        steps = np.arange(starts.shape[1])
+        latest_start = np.maximum.accumulate(np.where(starts, steps, 0), axis=1)
+        starts |= (steps - latest_start) % max_seq_length == 0
+    return starts
+
+
+def send(array: np.ndarray, device: th.device) -> th.Tensor:
+    """
+    Send an array to a device, without waiting until it is there.
+
+    :param array: The array, which nobody changes any more
+    :param device: The device
+    :return: a tensor
+    """
+    tensor = th.from_numpy(array)
+    # Memory that is not pinned is waited for. PyTorch takes pinned memory from a cache, and gives it back once it was read
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _slice(steps: th.Tensor, start: int, length: int) -> th.Tensor:

@@ -11,6 +11,24 @@ from zoo_plugins.vec_envs.numpy_face import steps_tensors
 from zoo_plugins.vec_envs.tensor_step import StepsTensors, TensorObs, TensorStep
 
 
+def shows_tensors(venv: VecEnv) -> bool:
+    """
+    Tell whether a VecEnv steps tensors itself, and warn if there is one inside that would.
+
+    :param venv: Any VecEnv
+    :return: whether it does
+    """
+    if steps_tensors(venv):
+        return True
+    if steps_tensors(venv.unwrapped):
+        warnings.warn(
+            f"{type(venv).__name__} turns the tensors of {type(venv.unwrapped).__name__} into NumPy arrays, "
+            "which is slow: use a wrapper for tensors",
+            stacklevel=3,
+        )
+    return False
+
+
 def tensor_face(venv: VecEnv, device: th.device) -> StepsTensors:
     """
     Get the face of a VecEnv that algorithms on tensors see.
@@ -20,13 +38,7 @@ def tensor_face(venv: VecEnv, device: th.device) -> StepsTensors:
     :return: the VecEnv itself if it has that face, a :class:`NumpyBoundary` otherwise
     :raises ValueError: if the VecEnv's tensors are on another device
     """
-    if not steps_tensors(venv):
-        if steps_tensors(venv.unwrapped):
-            warnings.warn(
-                f"{type(venv).__name__} turns the tensors of {type(venv.unwrapped).__name__} into NumPy arrays, "
-                "which is slow: use a wrapper for tensors",
-                stacklevel=2,
-            )
+    if not shows_tensors(venv):
         return NumpyBoundary(venv, device)
     face = cast(StepsTensors, venv)
     # Without its index, cuda is not equal to cuda:0
