@@ -28,7 +28,8 @@ ZOOS = {env_id: f"{env_id}-upstream" for env_id in ("PendulumNoVel-v1", "CartPol
 
 def test_environments_of_the_zoo():
     """The environments are those of the zoo's ppo_lstm.yml, in its order, under their current ids."""
-    assert [name for name in OURS if name not in ZOOS.values()] == [RENEWED.get(env_id, env_id) for env_id in UPSTREAM]
+    zoos = [name for name in OURS if name not in ZOOS.values() and not name.startswith("Tensor")]
+    assert zoos == [RENEWED.get(env_id, env_id) for env_id in UPSTREAM]
     assert set(RENEWED) <= set(UPSTREAM)
 
 

@@ -103,7 +103,7 @@ CASES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:NumpyOnly turns the tensors")
+@pytest.mark.filterwarnings(r"ignore:\w+ turns the tensors")
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_same_weights_and_logs_as_with_numpy_arrays(case, fused, monkeypatch):

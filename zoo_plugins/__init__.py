@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from zoo_plugins.buffers import SequenceDictRolloutBuffer as SequenceDictRolloutBuffer
     from zoo_plugins.buffers import SequenceRolloutBuffer as SequenceRolloutBuffer
     from zoo_plugins.buffers import TensorRolloutBuffer as TensorRolloutBuffer
+    from zoo_plugins.buffers import TensorSequenceRolloutBuffer as TensorSequenceRolloutBuffer
     from zoo_plugins.callbacks import UpdateRatioCallback as UpdateRatioCallback
     from zoo_plugins.registry import AlgoSpec as AlgoSpec
     from zoo_plugins.registry import PluginError as PluginError
@@ -44,6 +45,7 @@ _PUBLIC = {
     "TensorVecTransposeImage": "zoo_plugins.vec_envs",
     "TensorPPO": "zoo_plugins.algos",
     "TensorRolloutBuffer": "zoo_plugins.buffers",
+    "TensorSequenceRolloutBuffer": "zoo_plugins.buffers",
     "UpdateRatioCallback": "zoo_plugins.callbacks",
 }
 
