@@ -6,9 +6,12 @@ Sides are those of scripts/tensor_sides.py: "sb3-..." is SB3's PPO, "ours-..." T
 hyperparameters (two layers of 64 units, 4 epochs of a few minibatches) and one torch thread. They train in turns in one
 process, in an order that changes from round to round, after one rollout that warms up. What counts is environment steps per
 CPU second: of whole learn() calls, and of collect_rollouts() alone. Ratios are medians over rounds. Prototype and goal are
-ratios of collect_rollouts() and learn().
+ratios of collect_rollouts() and learn(). Sides "lstm-..." are recurrent: SeqRecurrentPPO on tensors ("lstm") and on a
+DummyVecEnv, and sb3_contrib's RecurrentPPO ("lstm-sb3"), with an LSTM of 64 units.
 
     python scripts/benchmark_tensor.py --output docs/results/tensor-speed
+    python scripts/benchmark_tensor.py --cases CartPole-64 CartPole-1024 CartPole-4096 --sides lstm lstm-dummy lstm-sb3 \
+        --output docs/results/tensor-lstm-speed
     python scripts/benchmark_tensor.py --cases CartPole-64 --rounds 1 --seconds 1     # a quick look
 """
 
@@ -38,7 +41,7 @@ TARGETS = {
     ("CartPole-4096", "sb3-envpool"): ((2.8, 1.24), (3, 1.4)),
     ("Pendulum-4096", "sb3"): ((18, 3), ()),
 }
-DEFAULT_SIDES = [side for side in SIDES if side != "ours-compiled"]
+DEFAULT_SIDES = [side for side in SIDES if side != "ours-compiled" and not side.startswith("lstm")]
 
 
 class Side:
@@ -51,17 +54,21 @@ class Side:
     """
 
     def __init__(self, name: str, env: str, n_envs: int):
+        cls: Any
         cls, make_env = SIDES[name]
         vec_env = make_env(ENV_IDS[env], n_envs)
         n_steps, batch_size = SIZES[n_envs]
-        options: dict[str, Any] = {"compile": "default"} if name == "ours-compiled" else {}
+        policy = "MlpPolicy"
+        options: dict[str, Any] = {}
+        if name.startswith("lstm"):
+            policy, options = "MlpLstmPolicy", {"policy_kwargs": {"lstm_hidden_size": 64}}
+        elif name == "ours-compiled":
+            options = {"compile": "default"}
         self.env = vec_env
-        self.model = cls(
-            "MlpPolicy", vec_env, n_steps=n_steps, batch_size=batch_size, n_epochs=4, seed=0, device="cpu", **options
-        )
+        self.model = cls(policy, vec_env, n_steps=n_steps, batch_size=batch_size, n_epochs=4, seed=0, device="cpu", **options)
         self.collect_seconds = 0.0
         self._collect = self.model.collect_rollouts
-        self.model.collect_rollouts = self._timed_collect  # type: ignore[method-assign]
+        self.model.collect_rollouts = self._timed_collect
 
     def _timed_collect(self, *args: Any, **kwargs: Any) -> bool:
         start = time.process_time()
@@ -111,7 +118,8 @@ def summarize(runs: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
     Compare sides.
 
     :param runs: What run_case() returned
-    :return: for each side, medians of steps per second, and of the ratio of "ours" to it, of collect_rollouts() and learn()
+    :return: for each side, of collect_rollouts() and learn(): medians of steps per second, and of the ratio of "ours" to it
+        (or of the first side, if there is no "ours")
     """
     ours = runs.get("ours", next(iter(runs.values())))
     return {
@@ -151,7 +159,9 @@ def main() -> None:
     """Measure all cases and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--sides", nargs="+", choices=list(SIDES), help="default: all that are installed, but compiled losses")
+    parser.add_argument(
+        "--sides", nargs="+", choices=list(SIDES), help="default: all that are installed, but compiled losses and LSTMs"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="CPU seconds of each side and round, about")
     parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.md")

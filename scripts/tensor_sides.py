@@ -1,15 +1,17 @@
-"""What scripts/benchmark_tensor.py compares: SB3's PPO and TensorPPO on the same environments, stepped in several ways."""
+"""What scripts/benchmark_tensor.py compares: SB3's algorithms and ours on the same environments, stepped in several ways."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from zoo_plugins import TensorPPO
+from zoo_plugins import SeqRecurrentPPO, TensorPPO
 from zoo_plugins.vec_envs import EnvPoolVecEnv, GymVectorVecEnv, TensorVecEnv
 
 
@@ -112,16 +114,41 @@ def has_vector_form(env_id: str) -> bool:
     return gym.spec(env_id).vector_entry_point is not None
 
 
-SIDES: dict[str, tuple[type[PPO], Callable[[str, int], VecEnv]]] = {
-    "sb3": (PPO, lambda env_id, n_envs: make_vec_env(env_id, n_envs, seed=0)),
+def dummy(env_id: str, n_envs: int) -> VecEnv:
+    """
+    Have environments in a DummyVecEnv.
+
+    :param env_id: Their id
+    :param n_envs: Number of environments
+    :return: the VecEnv
+    """
+    return make_vec_env(env_id, n_envs, seed=0)
+
+
+def tensors(env_id: str, n_envs: int) -> VecEnv:
+    """
+    Have environments in a TensorVecEnv.
+
+    :param env_id: Their id, without "Tensor"
+    :param n_envs: Number of environments
+    :return: the VecEnv
+    """
+    return TensorVecEnv(f"Tensor{env_id}", n_envs, device="cpu")
+
+
+SIDES: dict[str, tuple[type[OnPolicyAlgorithm], Callable[[str, int], VecEnv]]] = {
+    "sb3": (PPO, dummy),
     "sb3-gym-vector": (PPO, thin_gym_vector),
     "sb3-envpool": (PPO, thin_envpool),
-    "ours-dummy": (TensorPPO, lambda env_id, n_envs: make_vec_env(env_id, n_envs, seed=0)),
+    "ours-dummy": (TensorPPO, dummy),
     "ours-gym-vector": (
         TensorPPO,
         lambda env_id, n_envs: GymVectorVecEnv(env_id, n_envs, vectorization_mode="vector_entry_point", device="cpu"),
     ),
     "ours-envpool": (TensorPPO, lambda env_id, n_envs: EnvPoolVecEnv(env_id, n_envs, device="cpu", num_threads=1)),
-    "ours": (TensorPPO, lambda env_id, n_envs: TensorVecEnv(f"Tensor{env_id}", n_envs, device="cpu")),
-    "ours-compiled": (TensorPPO, lambda env_id, n_envs: TensorVecEnv(f"Tensor{env_id}", n_envs, device="cpu")),
+    "ours": (TensorPPO, tensors),
+    "ours-compiled": (TensorPPO, tensors),
+    "lstm": (SeqRecurrentPPO, tensors),
+    "lstm-dummy": (SeqRecurrentPPO, dummy),
+    "lstm-sb3": (RecurrentPPO, dummy),
 }

@@ -43,6 +43,18 @@ def test_speed_end_to_end(env, monkeypatch, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
+def test_recurrent_sides(monkeypatch, tmp_path):
+    """Recurrent sides are compared with the first one that is named."""
+    monkeypatch.setitem(speed.SIZES, 8, (8, 32))
+    arguments = ["--cases", "CartPole-8", "--rounds", "1", "--seconds", "0.01", "--output", str(tmp_path / "speed")]
+    monkeypatch.setattr("sys.argv", ["benchmark_tensor.py", *arguments, "--sides", "lstm", "lstm-dummy", "lstm-sb3"])
+    speed.main()
+    case = json.loads((tmp_path / "speed.json").read_text())["cases"]["CartPole-8"]
+    assert list(case) == ["lstm", "lstm-dummy", "lstm-sb3"]
+    assert case["lstm"]["ratio"] == [1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
 def test_learning_end_to_end(monkeypatch, tmp_path):
     """Both sides learn in alternating order, with the same hyperparameters, and play in gymnasium's environment."""
     trained = []
