@@ -60,6 +60,12 @@ class KeysKept(KVWriter):
         pass
 
 
+@pytest.fixture(autouse=True)
+def validation():
+    """Have distributions look at their arguments: torch.compile, in a test before, switches that off for good."""
+    Distribution.set_default_validate_args(True)
+
+
 class Steps(BaseCallback):
     """Keeps what callbacks find among the local variables."""
 

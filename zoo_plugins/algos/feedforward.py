@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from zoo_plugins.algos import action_distributions
 from zoo_plugins.algos.action_distributions import LOG_SQRT_2PI, log_prob_and_entropy
 from zoo_plugins.algos.evaluation import as_taken
+from zoo_plugins.algos.mlps import forward_actor, forward_critic
 from zoo_plugins.vec_envs.tensor_step import TensorObs
 
 # What a policy of the user's own may do in another way
@@ -73,7 +74,7 @@ def act(policy: ActorCriticPolicy, obs: TensorObs) -> tuple[th.Tensor, th.Tensor
             actions, values, log_prob = policy(obs)
         return actions, log_prob, values
     features = BasePolicy.extract_features(policy, obs, policy.pi_features_extractor)
-    actions, log_prob = sample_actions(policy, policy.mlp_extractor.forward_actor(features))
+    actions, log_prob = sample_actions(policy, forward_actor(policy.mlp_extractor, features))
     return actions.reshape(-1, *policy.action_space.shape), log_prob, None  # type: ignore[misc]
 
 
@@ -114,7 +115,14 @@ def predict_values(policy: ActorCriticPolicy, obs: TensorObs, out: th.Tensor) ->
     for start in range(0, len(out), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         part = {key: tensor[rows] for key, tensor in obs.items()} if isinstance(obs, dict) else obs[rows]
-        out[rows].copy_(policy.predict_values(part).squeeze(-1))
+        out[rows].copy_(_values(policy, part).squeeze(-1))
+
+
+def _values(policy: ActorCriticPolicy, obs: TensorObs) -> th.Tensor:
+    if not is_plain(policy):
+        return policy.predict_values(obs)
+    features = BasePolicy.extract_features(policy, obs, policy.vf_features_extractor)
+    return policy.value_net(forward_critic(policy.mlp_extractor, features))
 
 
 def latents(policy: ActorCriticPolicy, obs: TensorObs) -> tuple[th.Tensor, th.Tensor]:

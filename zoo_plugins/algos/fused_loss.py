@@ -22,6 +22,7 @@ from zoo_plugins.algos import action_distributions
 from zoo_plugins.algos.action_distributions import CATEGORICAL, LOG_SQRT_2PI, MASKED_LOGIT
 from zoo_plugins.algos.evaluation import as_taken
 from zoo_plugins.algos.losses import STATISTICS, LossTerms, Minibatch
+from zoo_plugins.algos.mlps import tanh_
 
 # Turns gradients of log probabilities (one per timestep) and entropies (the same for all) into gradients of the outputs, the
 # last hidden layer (if they depend on it otherwise) and the scale (if there is one)
@@ -223,7 +224,7 @@ def _forward(net: list[nn.Module], latent: th.Tensor) -> list[th.Tensor]:
     for i, layer in enumerate(net):
         if i > 0 and isinstance(net[i - 1], nn.Linear) and not isinstance(layer, nn.Linear):
             # Nobody needs what came out of the linear layer: large pieces of new memory take longer than the activation
-            outputs.append(outputs[-1].tanh_() if isinstance(layer, nn.Tanh) else outputs[-1].relu_())
+            outputs.append(tanh_(outputs[-1]) if isinstance(layer, nn.Tanh) else outputs[-1].relu_())
         else:
             outputs.append(layer(outputs[-1]))
     return outputs
@@ -250,7 +251,7 @@ def _backward(
     for i in reversed(range(len(net))):
         layer, output = net[i], outputs[i + 1]
         if isinstance(layer, nn.Linear):
-            grads = [grad.T @ outputs[i]] if layer.bias is None else [grad.T @ outputs[i], grad.sum(dim=0)]
+            grads = [_product(grad, outputs[i])] if layer.bias is None else [_product(grad, outputs[i]), grad.sum(dim=0)]
             weights = grads + weights
             if i == 0 and not input_has_grad:
                 return [None, *weights]
@@ -262,3 +263,16 @@ def _backward(
         if grad_last_input is not None and i == len(net) - 1:
             grad = grad + grad_last_input
     return [grad, *weights]
+
+
+def _product(grad: th.Tensor, inputs: th.Tensor) -> th.Tensor:
+    """
+    Compute ``grad.T @ inputs``, the gradient with respect to a weight.
+
+    MKL takes several times longer for a product with more rows than columns than for its transpose.
+
+    :param grad: Gradient with respect to the layer's output. Shape: (n_steps, n_outputs)
+    :param inputs: Its input. Shape: (n_steps, n_inputs)
+    :return: the product. Shape: (n_outputs, n_inputs)
+    """
+    return grad.T @ inputs if grad.shape[1] < inputs.shape[1] else (inputs.T @ grad).T

@@ -13,6 +13,7 @@ from zoo_plugins.algos import acting
 from zoo_plugins.algos.action_distributions import reset_noise
 from zoo_plugins.algos.env_side import infos_of, to_tensors
 from zoo_plugins.algos.feedforward import sample_actions
+from zoo_plugins.algos.mlps import forward_actor, forward_critic
 from zoo_plugins.algos.on_tensor_envs import OnTensorEnvs
 from zoo_plugins.algos.rollout_ends import RolloutEnds
 from zoo_plugins.buffers.tensor_sequence_rollout_buffer import TensorSequenceRolloutBuffer
@@ -109,7 +110,7 @@ class RecurrentTensorRollouts(OnTensorEnvs):
         policy, rollout = self.policy, rollout_buffer.steps.rollout
         if values_can_wait(policy):
             for step, latent_vf in enumerate(rollout_buffer.vf_latents()):
-                rollout.values[step].copy_(policy.value_net(policy.mlp_extractor.forward_critic(latent_vf)).squeeze(-1))
+                rollout.values[step].copy_(policy.value_net(forward_critic(policy.mlp_extractor, latent_vf)).squeeze(-1))
         # Handle timeout by bootstrapping with value function, see stable-baselines3 issue #633
         truncated = ends.truncated()
         if truncated is not None:
@@ -146,6 +147,6 @@ def act(
     """
     lstm_states = acting.keep_states(lstm_states, 1.0 - episode_starts.float())
     latent_pi, latent_vf, lstm_states = acting.step_lstms(policy, obs, lstm_states)
-    actions, log_probs = sample_actions(policy, policy.mlp_extractor.forward_actor(latent_pi))
-    values = None if values_can_wait(policy) else policy.value_net(policy.mlp_extractor.forward_critic(latent_vf))
+    actions, log_probs = sample_actions(policy, forward_actor(policy.mlp_extractor, latent_pi))
+    values = None if values_can_wait(policy) else policy.value_net(forward_critic(policy.mlp_extractor, latent_vf))
     return actions.reshape(-1, *policy.action_space.shape), log_probs, values, lstm_states  # type: ignore[misc]
