@@ -16,8 +16,9 @@ import argparse
 import json
 from typing import Any
 
+import benchmark_learning
 import numpy as np
-from benchmark_learning import learn, plot, summarize, to_markdown
+from benchmark_learning import learn, plot, summarize
 from processes import describe_machine, parse_run_options, read_versions, run_all, write_report
 from recurrent_runs import make_model, read_hyperparams
 
@@ -55,20 +56,19 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
     return {"settings": settings, **found, "greedy": [round(float(value), 2) for value in returns]}
 
 
-def add_greedy(report: dict[str, Any], runs: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+def to_markdown(report: dict[str, Any]) -> str:
     """
-    Put greedy episodes into a report.
+    Write the report as tables.
 
     :param report: The report
-    :param runs: Runs of each environment and side, by seed
-    :return: a table of them, in Markdown
+    :return: Markdown
     """
     lines = [f"| environment | side | mean return of {N_EPISODES} greedy episodes, by seed |", "|---|---|---|"]
     for env in report["envs"]:
         for side, row in env["sides"].items():
-            row["greedy"] = [round(float(np.mean(run["greedy"])), 1) for run in runs[env["env"]][side]]
             lines.append(f"| {env['env']} | {SIDES[side]['label']} | {', '.join(map(str, row['greedy']))} |")
-    return "\n".join(lines) + "\n"
+    greedy = "\n".join(lines)
+    return f"{benchmark_learning.to_markdown(report, SIDES)}\n{greedy}\n"
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ def main() -> None:
                 }
     done = run_all(__file__, settings, args)
     runs = {env_id: {side: [done[f"{env_id}-{side}-{seed}"] for seed in args.seeds] for side in SIDES} for env_id in args.envs}
-    report = {
+    report: dict[str, Any] = {
         "machine": describe_machine(),
         "versions": read_versions(),
         "seeds": args.seeds,
@@ -106,8 +106,10 @@ def main() -> None:
         "jobs": args.jobs,
         "envs": [summarize(env_id, runs[env_id], THRESHOLDS[env_id]) for env_id in args.envs],
     }
-    greedy = add_greedy(report, runs)
-    write_report(report, f"{to_markdown(report, SIDES)}\n{greedy}", args.output)
+    for env in report["envs"]:
+        for side, row in env["sides"].items():
+            row["greedy"] = [round(float(np.mean(run["greedy"])), 1) for run in runs[env["env"]][side]]
+    write_report(report, to_markdown(report), args.output)
     for env in report["envs"]:
         plot(env, args.output.with_name(f"{args.output.name}-{env['env']}.png"), SIDES)
 
