@@ -21,7 +21,7 @@ from tests.managers import PPO, make_manager, set_up
 from tests.tensor_fakes import TensorLenEnv
 from tests.test_cli import run, saved_config, timesteps_of
 from tests.test_zoo_contract import check_block
-from zoo_plugins import TensorPPO
+from zoo_plugins import TensorPPO, TensorSequenceRolloutBuffer
 from zoo_plugins.registry import PluginError
 from zoo_plugins.search_spaces import convert_ppo_tensor_params, sample_ppo_tensor_params
 from zoo_plugins.specs import PPO_TENSOR
@@ -139,6 +139,32 @@ def test_search_space(n_envs):
         assert 8 * n_envs <= sampled["n_steps"] * n_envs <= max(2**16, 8 * 2 * n_envs)
         assert sampled["batch_size"] >= min(n_envs, 64)
         study.tell(trial, 0.0)
+
+
+def test_recurrent_commands(tmp_path):
+    """ppo_lstm_seq trains on tensors, evaluates on a DummyVecEnv, is enjoyed, and goes on with an agent."""
+    arguments = ["--algo", "ppo_lstm_seq", "--env", "TensorPendulumNoVel-v1"]
+    tiny = ["-params", "n_steps:16", "n_envs:4", "batch_size:64", "n_epochs:1"]
+    run("rl_zoo3.train", *arguments, *tiny, "-n", 128, "--eval-freq", 60, "-f", tmp_path)
+    folder = tmp_path / "ppo_lstm_seq" / "TensorPendulumNoVel-v1_1"
+    assert timesteps_of(folder / "TensorPendulumNoVel-v1.zip") == 128
+    assert saved_config(folder)["vec_env_class"] == "tensor"
+    assert (folder / "best_model.zip").exists()
+    run("rl_zoo3.enjoy", *arguments, "-f", tmp_path, "--no-render", "-n", 50)
+    run("rl_zoo3.train", *arguments, *tiny, "-n", 128, "-i", folder / "TensorPendulumNoVel-v1.zip", "-f", tmp_path)
+
+
+def test_recurrent_training(tmp_path):
+    """Rollouts of ppo_lstm_seq are tensors, in wrappers for tensors."""
+    block = {"policy": "MlpLstmPolicy", "n_timesteps": 64, "n_steps": 16, "batch_size": 32, "n_epochs": 1, "n_envs": 4}
+    manager = make_manager(
+        tmp_path, "ppo_lstm_seq", "TensorPendulumNoVel-v1", block | {"vec_env_class": "tensor", "normalize": True}
+    )
+    model, env, _ = set_up(manager)
+    assert type(env) is TensorVecNormalize
+    assert type(model.rollout_buffer) is TensorSequenceRolloutBuffer
+    manager.learn(model)
+    assert model.num_timesteps == 64
 
 
 def test_commands(tmp_path):
