@@ -76,6 +76,7 @@ def states(storage):
 def sample_with(monkeypatch, algo, sample):
     """Let trials of an algorithm take their hyperparameters from ``sample(trial)``."""
     monkeypatch.setitem(exp_manager.HYPERPARAMS_SAMPLER, algo, lambda trial, n_actions, n_envs, more: sample(trial))
+    monkeypatch.setitem(exp_manager.HYPERPARAMS_CONVERTER, algo, dict)
 
 
 # --- trials share nothing

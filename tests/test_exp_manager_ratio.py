@@ -183,15 +183,15 @@ def test_train_freq_in_episodes(tmp_path, train_freq):
 @pytest.mark.parametrize(
     ("block", "command_line", "overruled"),
     [
-        ({}, {}, None),
+        ({}, {}, ""),
         ({"gradient_steps": 1}, {}, "update_ratio"),
         ({"update_ratio": 1}, {}, "gradient_steps"),
         ({"update_ratio": 1}, {"gradient_steps": 2}, "update_ratio"),
         ({"gradient_steps": 1}, {"update_ratio": 2}, "gradient_steps"),
-        ({"gradient_steps": 1, "update_ratio": 1}, {}, None),
+        ({"gradient_steps": 1, "update_ratio": 1}, {}, ""),
         ({"gradient_steps": 1, "update_ratio": 1}, {"update_ratio": 2}, "gradient_steps"),
-        ({}, {"gradient_steps": 1, "update_ratio": 1}, None),
-        ({"update_ratio": 1}, {"update_ratio": None}, None),
+        ({}, {"gradient_steps": 1, "update_ratio": 1}, ""),
+        ({"update_ratio": 1}, {"update_ratio": None}, ""),
         ({"update_ratio": 1}, {"update_ratio": None, "gradient_steps": 3}, "update_ratio"),
     ],
 )

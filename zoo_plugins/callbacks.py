@@ -1,7 +1,8 @@
 """
 Callbacks for SB3's algorithms, in a script or in the zoo.
 
-:class:`UpdateRatioCallback` lets the number of updates of an off-policy algorithm follow the number of environments.
+:class:`UpdateRatioCallback` lets the number of updates of an off-policy algorithm follow the number of environments,
+:class:`TimestepBudget` ends a training at a number of timesteps.
 """
 
 import re
@@ -212,6 +213,37 @@ class UpdateRatioCallback(BaseCallback):
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(message, stacklevel=2)
+
+
+class TimestepBudget(BaseCallback):
+    """
+    End training when a number of timesteps is reached, in the middle of a rollout, too.
+
+    SB3 ends training after a whole rollout, which may have many times the timesteps that were asked for. A rollout that is
+    whole with the last of them is still learned from.
+
+    :param n_timesteps: Timesteps from the start of the run, over all environments
+    :param verbose: Verbosity level, not used
+    """
+
+    def __init__(self, n_timesteps: int, verbose: int = 0):
+        super().__init__(verbose)
+        self.n_timesteps = n_timesteps
+        self._n_steps = 0  # of the rollout
+
+    def _on_rollout_start(self) -> None:
+        self._n_steps = 0
+
+    def _on_step(self) -> bool:
+        self._n_steps += 1
+        return self.num_timesteps < self.n_timesteps or self._n_steps == self._rollout_length()
+
+    def _rollout_length(self) -> int | None:
+        model: Any = self.model
+        if isinstance(model, OffPolicyAlgorithm):
+            train_freq: Any = model.train_freq
+            return int(train_freq.frequency) if train_freq.unit is TrainFrequencyUnit.STEP else None
+        return getattr(model, "n_steps", None)
 
 
 def _check_train_freq(train_freq: TrainFreq, n_envs: int) -> None:
