@@ -179,12 +179,20 @@ class PluginExperimentManager(ExperimentManager):
         algo_class = ALGOS[self.algo]
         kinds, groups = choices.searchable(block, algo_class, self.vec_env_class)
         self.search_space = space_block.read_search_space(block, kinds, groups)
-        for name, entry in self.search_space.entries.items():
+        entries = self.search_space.entries
+        first = {name: entry.extremes[0] for name, entry in entries.items()}
+        for name, entry in entries.items():
             for value in entry.extremes:
                 try:
                     self._with_values({name: value})
                 except PluginError as error:
-                    raise space_block.explain(error, block, name, value) from error.__cause__
+                    try:  # it may need others of the search space
+                        self._with_values({**first, name: value})
+                    except PluginError:
+                        raise space_block.explain(error, block, name, value) from error.__cause__
+        if set(choices.UPDATE_RULES) <= set(entries):
+            problem = PluginError("gradient_steps is there too, and only one of them can be given")
+            raise space_block.explain(problem, block, "update_ratio", first["update_ratio"])
 
     def _with_values(self, values: Mapping[str, Any]) -> "PluginExperimentManager":
         """Set another manager up, with values of a search space in the block."""

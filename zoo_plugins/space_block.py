@@ -60,10 +60,12 @@ class Entry:
     @property
     def spec(self) -> dict[str, Any]:
         """The entry as it is kept with a study, as JSON."""
-        if self.choices:
+        if not isinstance(self.distribution, FloatDistribution | IntDistribution):
             return {"choices": list(self.choices.values())}
-        found = vars(self.distribution)
-        return {key: found[f"_{key}"] if f"_{key}" in found else found[key] for key in RANGE_KEYS}
+        found = {"low": self.distribution.low, "high": self.distribution.high}
+        if self.distribution.log:
+            return {**found, "log": True}
+        return found if self.distribution.step is None else {**found, "step": self.distribution.step}
 
 
 @dataclass(frozen=True)
