@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import math
 
 import optuna
 import pytest
@@ -356,11 +357,12 @@ def test_update_ratio_whatever_n_envs(tmp_path, storage, learned, file, rule, va
     for trial, (model, had) in zip(trials, list(learned), strict=True):
         assert had["n_envs"] == trial.params["n_envs"]
         assert model.num_timesteps == 24
-        assert model._n_updates == 24 * per_transition
+        # A trial does not learn from its last rollout
+        assert model._n_updates == math.floor((24 - had["n_envs"]) * per_transition)
         manager = make_manager(tmp_path, "dqn", "Knob-v0", base, storage=storage, study_name=STUDY, trial_id=trial.number)
         again, saved = manager.setup_experiment()
         manager.learn(again)
-        assert again._n_updates == model._n_updates
+        assert again._n_updates == 24 * per_transition
         assert saved[rule] == value
         assert not ({"gradient_steps", "update_ratio"} - {rule}) & set(saved)
 
@@ -428,9 +430,9 @@ def test_budget(tmp_path, storage, learned, algo, n_envs):
 
 
 def test_budget_of_whole_rollouts(tmp_path, storage, learned):
-    """What a whole rollout within the budget has collected is learned from."""
-    search(tmp_path, storage, {"n_steps": {"choices": [16]}, "n_epochs": {"choices": [3]}}, n_trials=1)
-    assert (learned[0][0].num_timesteps, learned[0][0]._n_updates) == (32, 6)
+    """A trial learns from all rollouts but the last one, after which nothing is evaluated."""
+    search(tmp_path, storage, {"n_steps": {"choices": [8]}, "n_epochs": {"choices": [3]}}, n_trials=1)
+    assert (learned[0][0].num_timesteps, learned[0][0]._n_updates) == (32, 9)
 
 
 @pytest.mark.parametrize("n_startup_trials", [0, 10])

@@ -219,8 +219,8 @@ class TimestepBudget(BaseCallback):
     """
     End training when a number of timesteps is reached, in the middle of a rollout, too.
 
-    SB3 ends training after a whole rollout, which may have many times the timesteps that were asked for. A rollout that is
-    whole with the last of them is still learned from.
+    SB3 ends training after a whole rollout, which may have many times the timesteps that were asked for, and then learns from
+    it. Here nothing is learned from the last rollout, as nobody would evaluate what comes of it.
 
     :param n_timesteps: Timesteps from the start of the run, over all environments
     :param verbose: Verbosity level, not used
@@ -229,21 +229,9 @@ class TimestepBudget(BaseCallback):
     def __init__(self, n_timesteps: int, verbose: int = 0):
         super().__init__(verbose)
         self.n_timesteps = n_timesteps
-        self._n_steps = 0  # of the rollout
-
-    def _on_rollout_start(self) -> None:
-        self._n_steps = 0
 
     def _on_step(self) -> bool:
-        self._n_steps += 1
-        return self.num_timesteps < self.n_timesteps or self._n_steps == self._rollout_length()
-
-    def _rollout_length(self) -> int | None:
-        model: Any = self.model
-        if isinstance(model, OffPolicyAlgorithm):
-            train_freq: Any = model.train_freq
-            return int(train_freq.frequency) if train_freq.unit is TrainFrequencyUnit.STEP else None
-        return getattr(model, "n_steps", None)
+        return self.num_timesteps < self.n_timesteps
 
 
 def _check_train_freq(train_freq: TrainFreq, n_envs: int) -> None:
