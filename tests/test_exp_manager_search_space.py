@@ -2,8 +2,11 @@
 
 import contextlib
 import functools
+import gc
 import io
 import math
+import multiprocessing
+import weakref
 
 import optuna
 import pytest
@@ -407,8 +410,13 @@ def test_study_without_search_space(tmp_path, storage):
     ],
 )
 def test_no_such_trial(tmp_path, storage, study, number, told):
+    missing = str(tmp_path / "missing.log")
+    flags = dict(study_name=study, trial_id=number)
+    with pytest.raises(PluginError, match=f"--storage: there is no file {missing}"):
+        make_manager(tmp_path, "ppo", "Knob-v0", PPO, storage=missing, **flags).setup_experiment()
+    assert not (tmp_path / "missing.log").exists()
     search(tmp_path, storage, None, n_trials=2)
-    manager = make_manager(tmp_path, "ppo", "Knob-v0", PPO, storage=storage, study_name=study, trial_id=number)
+    manager = make_manager(tmp_path, "ppo", "Knob-v0", PPO, storage=storage, **flags)
     with pytest.raises(PluginError, match=told):
         manager.setup_experiment()
 
@@ -462,3 +470,40 @@ def test_pruner_ends_a_trial(tmp_path, storage, learned, monkeypatch):
     trials, _ = search(tmp_path, storage, {"n_steps": {"choices": [2048]}}, n_trials=3, n_evaluations=4)
     assert [model.num_timesteps for model, _ in learned] == [32, 8, 8]
     assert [trial.state for trial in trials] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED]
+
+
+def test_nothing_is_left_of_trials(tmp_path, storage, monkeypatch):
+    """
+    Of trials that end well, are pruned, or fail in a constructor, there is no environment, process, model or callback left.
+
+    Each process of an environment ends with its trial.
+    """
+    alive, children = [], []
+    init = exp_manager.ALGOS["ppo"].__init__
+
+    def spy(self, *args, **kwargs):
+        children.append(len(multiprocessing.active_children()))
+        alive.append(weakref.ref(self))
+        alive.append(weakref.ref(kwargs["env"]))
+        init(self, *args, **kwargs)
+
+    monkeypatch.setattr(exp_manager.ALGOS["ppo"], "__init__", spy)
+    learn = exp_manager.ALGOS["ppo"].learn
+
+    def note(self, *args, callback, **kwargs):
+        alive.extend(weakref.ref(one) for one in callback)
+        if len(alive) > 12:
+            raise FloatingPointError("too much")
+        return learn(self, *args, callback=callback, **kwargs)
+
+    monkeypatch.setattr(exp_manager.ALGOS["ppo"], "learn", note)
+    block = {**PPO, "vec_env_class": "subproc", "vec_env_kwargs": {"start_method": "fork"}}
+    space = {"batch_size": {"choices": [1, 8]}, "n_envs": {"choices": [1, 2]}}
+    trials, _ = search(tmp_path, storage, space, block=block, n_trials=8, seed=1)
+    ends = {(trial.params["batch_size"], trial.state.name) for trial in trials}
+    assert ends == {(8, "COMPLETE"), (1, "PRUNED"), (8, "PRUNED")}
+    gc.collect()
+    assert [found() for found in alive if found() is not None] == []
+    assert children == [trial.params["n_envs"] for trial in trials]
+    assert multiprocessing.active_children() == []
+    assert KnobEnv.still_open() == []

@@ -360,6 +360,8 @@ class PluginExperimentManager(ExperimentManager):
         return HYPERPARAMS_CONVERTER.get(self.algo, refuse)
 
     def _find_trial(self, storage: str, study_name: str, number: int | None) -> FrozenTrial:
+        if storage.endswith(".log") and not Path(storage).is_file():  # it would be made
+            raise PluginError(f"--storage: there is no file {storage}")
         try:
             study = optuna.load_study(storage=_open_storage(storage), study_name=study_name)
         except KeyError as error:
