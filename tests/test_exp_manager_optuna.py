@@ -11,11 +11,15 @@ from stable_baselines3 import DQN as DQNAlgorithm
 from stable_baselines3 import HerReplayBuffer
 
 from tests.managers import DQN, HER, LSTM, PPO, GoalMemory, KnobEnv, make_manager
-from zoo_plugins import PluginError
+from zoo_plugins import FastHerReplayBuffer, PluginError
 
 STUDY = "the study"
 MEMORY = {**HER, "replay_buffer_class": "tests.managers.GoalMemory"}
-BUFFERS = {"tests.managers.GoalMemory": GoalMemory, "HerReplayBuffer": HerReplayBuffer}
+BUFFERS = {
+    "tests.managers.GoalMemory": GoalMemory,
+    "HerReplayBuffer": HerReplayBuffer,
+    "FastHerReplayBuffer": FastHerReplayBuffer,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +80,7 @@ def states(storage):
 def sample_with(monkeypatch, algo, sample):
     """Let trials of an algorithm take their hyperparameters from ``sample(trial)``."""
     monkeypatch.setitem(exp_manager.HYPERPARAMS_SAMPLER, algo, lambda trial, n_actions, n_envs, more: sample(trial))
+    monkeypatch.setitem(exp_manager.HYPERPARAMS_CONVERTER, algo, dict)
 
 
 # --- trials share nothing

@@ -187,3 +187,37 @@ def processes_with(text):
             if text.encode() in path.read_bytes().split(b"\0"):
                 found.append(path.parent.name)
     return found
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_search_space(arguments, tmp_path):
+    """Workers sample what a block says; best.yml and --trial-id build its trial; another block is refused."""
+
+    def write(space):
+        (tmp_path / "conf.yml").write_text(yaml.safe_dump({"Obedient-v0": {**DQN, "search_space": space}}))
+
+    space = {"n_envs": {"choices": [1, 3]}, "learning_rate": {"low": "1e-4", "high": "1e-3", "log": True}, "replace": True}
+    write(space)
+    assert main([*arguments, "--n-trials", "4", "--workers", "2", "--no-optim-plots"]) == 0
+    study = load(journal(tmp_path))
+    assert states(study) == ["COMPLETE"] * 4
+    assert all(set(trial.params) == {"n_envs", "learning_rate"} for trial in study.trials)
+    assert {trial.user_attrs["timesteps"] for trial in study.trials} == {60}
+    (block,) = yaml.safe_load((tmp_path / "logs/dqn/tune" / NAME / "report/best.yml").read_text()).values()
+    assert block == {**DQN, **study.best_params}
+
+    storage = str(tmp_path / "logs/dqn/tune" / NAME / "journal.log")
+    for trial in study.trials:
+        more = dict(storage=storage, study_name=NAME, trial_id=trial.number, env_kwargs={"folder": str(tmp_path)})
+        model, _ = make_manager(tmp_path, "dqn", "Obedient-v0", DQN, **more).setup_experiment()
+        assert (model.n_envs, model.learning_rate(1.0)) == (trial.params["n_envs"], trial.params["learning_rate"])
+
+    before = Path(storage).read_bytes()
+    for other in ({**space, "n_envs": {"choices": [1, 2]}}, None):
+        write(other)
+        with pytest.raises(PluginError, match=f"study '{NAME}' exists with another search space: .*: choose another name"):
+            main([*arguments, "--n-trials", "5", "--workers", "2"])
+    write({"n_envs": {"low": 3, "high": 1}})
+    with pytest.raises(PluginError, match=r"search_space\.n_envs: .* in .*conf\.yml: low: 3 is above high: 1"):
+        main([*arguments, "--n-trials", "5", "--workers", "2"])
+    assert Path(storage).read_bytes() == before

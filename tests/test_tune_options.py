@@ -16,9 +16,9 @@ from rich.console import Console
 
 from tests.databases import free_port
 from tests.fakes import run_python
+from tests.managers import HER, make_manager
 from zoo_plugins import PluginError
 from zoo_plugins.tuning import command, plots
-from zoo_plugins.tuning.best import trial_block
 from zoo_plugins.tuning.command import main
 from zoo_plugins.tuning.progress import Progress, Row
 from zoo_plugins.tuning.report import write_report
@@ -229,7 +229,8 @@ def test_importances():
     assert plots.importances(search(1)) == {}
 
 
-def test_block():
+@pytest.mark.parametrize("kwargs", [{"copy_info_dict": True}, "dict(copy_info_dict=True)"])
+def test_block(tmp_path, kwargs):
     """A trial becomes YAML that the zoo reads: classes by name, HER's parameters with the others of the buffer."""
     params = dict(
         one_minus_gamma=0.01,
@@ -244,8 +245,11 @@ def test_block():
         n_sampled_goal=3,
         goal_selection_strategy="final",
     )
-    before = {"n_timesteps": 50, "policy": "MultiInputPolicy", "replay_buffer_kwargs": {"copy_info_dict": True}, "gamma": 0.5}
-    text = trial_block("dqn", "BitFlip-v0", before, params, "Trial 3")
+    before = {**HER, "n_timesteps": 50, "replay_buffer_class": "HerReplayBuffer", "replay_buffer_kwargs": kwargs, "gamma": 0.5}
+    manager = make_manager(tmp_path, "dqn", "BitFlip-v0", before, optimize_hyperparameters=True)
+    manager.setup_experiment()
+    found = {name: optuna.distributions.CategoricalDistribution([value]) for name, value in params.items()}
+    text = manager.write_trial(optuna.trial.create_trial(params=params, distributions=found, value=1.0), "Trial 3")
     assert text.startswith("# Trial 3\nBitFlip-v0:\n")
     block = yaml.safe_load(text)["BitFlip-v0"]
     assert block["gamma"] == 0.99

@@ -22,8 +22,9 @@ import zoo_plugins
 from zoo_plugins import choices, registry, zoo
 from zoo_plugins.choices import OWN_KEYS, ZOO_KEYS
 from zoo_plugins.config import Block
-from zoo_plugins.exp_manager import HER_PARAMS, PluginExperimentManager
+from zoo_plugins.exp_manager import PluginExperimentManager
 from zoo_plugins.registry import PluginError
+from zoo_plugins.trials import HER_PARAMS
 
 FOLDER = Path(rl_zoo3.__file__).parent
 UpstreamManager = PluginExperimentManager.__mro__[1]

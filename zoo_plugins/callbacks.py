@@ -1,7 +1,8 @@
 """
 Callbacks for SB3's algorithms, in a script or in the zoo.
 
-:class:`UpdateRatioCallback` lets the number of updates of an off-policy algorithm follow the number of environments.
+:class:`UpdateRatioCallback` lets the number of updates of an off-policy algorithm follow the number of environments,
+:class:`TimestepBudget` ends a training at a number of timesteps.
 """
 
 import re
@@ -212,6 +213,25 @@ class UpdateRatioCallback(BaseCallback):
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(message, stacklevel=2)
+
+
+class TimestepBudget(BaseCallback):
+    """
+    End training when a number of timesteps is reached, in the middle of a rollout, too.
+
+    SB3 ends training after a whole rollout, which may have many times the timesteps that were asked for, and then learns from
+    it. Here nothing is learned from the last rollout, as nobody would evaluate what comes of it.
+
+    :param n_timesteps: Timesteps from the start of the run, over all environments
+    :param verbose: Verbosity level, not used
+    """
+
+    def __init__(self, n_timesteps: int, verbose: int = 0):
+        super().__init__(verbose)
+        self.n_timesteps = n_timesteps
+
+    def _on_step(self) -> bool:
+        return self.num_timesteps < self.n_timesteps
 
 
 def _check_train_freq(train_freq: TrainFreq, n_envs: int) -> None:

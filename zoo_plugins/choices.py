@@ -1,7 +1,7 @@
 """Names in a hyperparameter block, and the classes they stand for."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -29,8 +29,12 @@ ZOO_KEYS = (
     "noise_type",
     "noise_std",
 )
-OWN_KEYS = ("vec_env_class", "vec_env_kwargs", "update_ratio")
+OWN_KEYS = ("vec_env_class", "vec_env_kwargs", "update_ratio", "search_space")
 OFF_POLICY_KEYS = ("update_ratio",)
+# What a search can't change: the budget of all its trials, and itself
+NOT_SEARCHED = ("n_timesteps", "callback", "search_space")
+# Types of keys that are not in a signature
+KINDS = {"n_envs": "int", "frame_stack": "int", "noise_std": "float", "update_ratio": "float"}
 # Two ways to say how many updates are made, of which a block can have one
 UPDATE_RULES = ("gradient_steps", "update_ratio")
 # Parameters of the constructors that are filled in by the zoo, or by the algorithm
@@ -200,22 +204,72 @@ def choose_update_ratio(block: Block, algo_class: type[BaseAlgorithm]) -> float 
     return block.pop("update_ratio", _checked(read_update_ratio, UPDATE_RATIO_FORMS))
 
 
-def overruled_key(block: Mapping[str, Any], command_line: Mapping[str, Any]) -> str | None:
+def overruled_key(block: Mapping[str, Any], command_line: Mapping[str, Any], searched: Mapping[str, Any] | None = None) -> str:
     """
     Tell which of ``gradient_steps`` and ``update_ratio`` gives way to the other.
 
-    The command line wins over the file, and the file's ``update_ratio`` over the ``gradient_steps`` of a trial, which ran
-    with that very ratio.
+    The command line wins over a search space, that over the file, and the file's ``update_ratio`` over the ``gradient_steps``
+    of a sampler, whose trial ran with that very ratio.
 
     :param block: The hyperparameters of the file
     :param command_line: Those of the command line
-    :return: the key to leave out, ``None`` if neither gives way
+    :param searched: Those of a search space
+    :return: the key to leave out, empty if neither gives way
     """
-    for source in (command_line, {**block, **command_line}):
+    for source in (command_line, searched or {}, {**block, **command_line}):
         given = [key for key in UPDATE_RULES if source.get(key) is not None]
         if given:
-            return next((key for key in UPDATE_RULES if key not in given), None)
-    return None
+            return next((key for key in UPDATE_RULES if key not in given), "")
+    return ""
+
+
+def searchable(
+    block: Block, algo_class: type[BaseAlgorithm], vec_env_class: type
+) -> tuple[Mapping[str, str], Callable[[str], bool]]:
+    """
+    List what a ``search_space`` can name.
+
+    :param block: The hyperparameters, of which all others are right
+    :param algo_class: The algorithm
+    :param vec_env_class: The class of VecEnv if none is named
+    :return: types by name, ``policy_kwargs.net_arch`` for an entry of a map; and whether another name may mean something
+    """
+    parameters = inspect.signature(algo_class).parameters
+    own = [key for key in OWN_KEYS if key not in OFF_POLICY_KEYS or issubclass(algo_class, OffPolicyAlgorithm)]
+    kinds = {**_kinds(algo_class, ALGO_BY_CALLER), **{key: KINDS.get(key, "") for key in (*ZOO_KEYS, *own)}}
+    for key in NOT_SEARCHED:
+        kinds.pop(key, None)
+    groups = {key for key in kinds if key.endswith("_kwargs")}
+    takes_anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+    values = block.values
+    policy: Any = values.get("policy")
+    policy = algo_class.policy_aliases.get(policy, policy)
+    classes: list[tuple[str, Any, Collection[str]]] = [
+        ("policy_kwargs", registry.import_object(policy) if isinstance(policy, str) else policy, POLICY_BY_CALLER),
+        ("vec_env_kwargs", _resolve(values, "vec_env_class", "vec_envs") or vec_env_class, VEC_ENV_BY_CALLER),
+    ]
+    for kind, base in (("replay_buffer", ReplayBuffer), ("rollout_buffer", RolloutBuffer)):
+        classes.append((f"{kind}_kwargs", _resolve(values, f"{kind}_class", "buffers") or base, BUFFER_BY_CALLER))
+    for group, cls, by_caller in classes:
+        if group in groups and isinstance(cls, type):
+            kinds.update({f"{group}.{name}": kind for name, kind in _kinds(cls, by_caller).items()})
+    kinds.update({f"policy_kwargs.{key}": "" for key in getattr(algo_class, "own_policy_kwargs", {})})
+    # What the classes take is checked with the values
+    return kinds, lambda name: name.partition(".")[0] in groups or (takes_anything and name not in NOT_SEARCHED)
+
+
+def _kinds(cls: Any, by_caller: Collection[str]) -> dict[str, str]:
+    return {
+        name: str(parameter.annotation)
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if name not in by_caller and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+
+
+def _resolve(values: Mapping[str, Any], key: str, group: str) -> type | None:
+    value = values.get(key)
+    return None if value is None else registry.resolve(group, value, zoo.words(group))
 
 
 def _checked(read: Callable[[object], object], forms: str) -> Callable[[Any], Any]:

@@ -4,16 +4,20 @@ import copy
 import inspect
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
-from optuna.trial import TrialState
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
 from rl_zoo3 import exp_manager as upstream
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER as HYPERPARAMS_CONVERTER
@@ -26,15 +30,29 @@ from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from zoo_plugins import choices, zoo
-from zoo_plugins.callbacks import UpdateRatioCallback, restore_gradient_steps
-from zoo_plugins.config import Block, UnreadableError, copy_containers, parse_kwargs, read_config
+from zoo_plugins import choices, space_block, zoo
+from zoo_plugins.callbacks import TimestepBudget, UpdateRatioCallback, restore_gradient_steps
+from zoo_plugins.config import Block, copy_containers, read_config
 from zoo_plugins.registry import PluginError, did_you_mean
+from zoo_plugins.space_block import SearchSpace
+from zoo_plugins.trials import SearchTrial, trial_hyperparams, with_values, write_block
 from zoo_plugins.vec_envs.numpy_face import steps_tensors
 from zoo_plugins.vec_envs.tensor_twins import with_tensor_wrappers
 
-# What the zoo's sample_her_params suggests
-HER_PARAMS = ("n_sampled_goal", "goal_selection_strategy")
+# Attribute of a study: the search space of all of its trials
+STUDY_SPACE = "zoo_plugins_search_space"
+# What a block of hyperparameters changes in a manager
+SET_BY_BLOCK = (
+    "normalize",
+    "normalize_kwargs",
+    "frame_stack",
+    "monitor_kwargs",
+    "env_kwargs",
+    "eval_env_kwargs",
+    "vec_env_class",
+    "vec_env_kwargs",
+    "_vec_env_is_plugin",
+)
 # The zoo makes a callback of its own from this name for every trial
 UPDATE_RATIO_CALLBACK = f"{UpdateRatioCallback.__module__}.{UpdateRatioCallback.__qualname__}"
 
@@ -74,20 +92,13 @@ class PluginExperimentManager(ExperimentManager):
             self.config = str(self._spec.hyperparams)
         self._vec_env_is_plugin = False
         self._command_line = dict(self.custom_hyperparams or {})
-        self._replay_buffer_kwargs: Any = {}
         self._study: optuna.Study | None = None
-
-    def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
-        """
-        Read and check the hyperparameters, then create the environment and possibly the model.
-
-        :return: the initialized RL model and the hyperparameters to save, None when optimizing hyperparameters
-        """
-        if self.optimize_hyperparameters and self.algo not in HYPERPARAMS_SAMPLER:
-            raise PluginError(
-                f"algorithm {self.algo!r} has no search space for -optimize. Valid: {', '.join(sorted(HYPERPARAMS_SAMPLER))}"
-            )
-        return super().setup_experiment()
+        self.search_space = SearchSpace()
+        self._block: dict[str, Any] = {}  # all hyperparameters but the search space, as they were read
+        self._before_block: dict[str, Any] = {}
+        self._trial_values: Mapping[str, Any] = {}  # what --trial-id has from a search space
+        self._trial_callbacks: list[BaseCallback] = []
+        self._action_space: Any = None
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """
@@ -99,23 +110,30 @@ class PluginExperimentManager(ExperimentManager):
         :raises PluginError: if the file can't be read or has no block for the environment
         """
         block = self._find_block(read_config(self.config))
-        self._replay_buffer_kwargs = block.get("replay_buffer_kwargs") or {}
+        self._block = copy_containers(block)
         if self.storage and self.study_name and self.trial_id == 0:
             trial = self.load_trial(self.storage, self.study_name, 0)
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
 
         before = dict(block)
-        overruled = choices.overruled_key(block, self._command_line)
         try:
-            hyperparams, saved_hyperparams = super().read_hyperparameters()
-            if overruled is not None:
-                hyperparams.pop(overruled, None)
-                saved_hyperparams.pop(overruled, None)
             # For a package, hyperparams is block
-            return copy_containers(hyperparams), copy_containers(saved_hyperparams)
+            hyperparams, saved_hyperparams = map(copy_containers, super().read_hyperparameters())
         finally:
             block.clear()
             block.update(before)
+        from_trial = bool(self.storage and self.study_name and self.trial_id is not None)
+        overruled = choices.overruled_key(block, self._command_line, self._trial_values)
+        for found in (hyperparams, saved_hyperparams):
+            found.pop(overruled, None)
+            if from_trial:
+                found.pop(space_block.KEY, None)
+        self._block = {key: value for key, value in copy_containers(hyperparams).items() if key != space_block.KEY}
+        if from_trial and self.verbose > 0:
+            print(
+                write_block(self.env_name.gym_id, saved_hyperparams, [f"Trial {self.trial_id} of study {self.study_name!r}"])
+            )
+        return hyperparams, saved_hyperparams
 
     def _find_block(self, config: dict[str, Any]) -> dict[str, Any]:
         env_id = self.env_name.gym_id
@@ -140,6 +158,61 @@ class PluginExperimentManager(ExperimentManager):
         :raises PluginError: if one of them is wrong
         """
         block = Block(hyperparams, self.config, overrides=self._command_line)
+        self._before_block = copy_containers({name: vars(self)[name] for name in SET_BY_BLOCK})
+        whole = Block(block.values, block.file, block.overrides)
+        block.values.pop(space_block.KEY, None)
+        processed = self._preprocess_block(block)
+        self._read_search_space(whole)
+        if self.optimize_hyperparameters and HYPERPARAMS_SAMPLER.get(self.algo, zoo.sample_nothing) is zoo.sample_nothing:
+            if not self.search_space:
+                known = ", ".join(sorted(name for name in HYPERPARAMS_SAMPLER if name != self.algo))
+                raise PluginError(
+                    f"algorithm {self.algo!r} has no search space for -optimize. Valid: {known}; or write a block "
+                    f"{space_block.KEY} beside its hyperparameters"
+                )
+            # Upstream asks one in any case
+            HYPERPARAMS_SAMPLER[self.algo] = zoo.sample_nothing
+            self.search_space = replace(self.search_space, replace=True)
+        return processed
+
+    def _read_search_space(self, block: Block) -> None:
+        algo_class = ALGOS[self.algo]
+        kinds, groups = choices.searchable(block, algo_class, self.vec_env_class)
+        self.search_space = space_block.read_search_space(block, kinds, groups)
+        entries = self.search_space.entries
+        first = {name: entry.extremes[0] for name, entry in entries.items()}
+        for name, entry in entries.items():
+            for value in entry.extremes:
+                try:
+                    self._with_values({name: value})
+                except PluginError as error:
+                    try:  # it may need others of the search space
+                        self._with_values({**first, name: value})
+                    except PluginError:
+                        raise space_block.explain(error, block, name, value) from error.__cause__
+        if set(choices.UPDATE_RULES) <= set(entries):
+            problem = PluginError("gradient_steps is there too, and only one of them can be given")
+            raise space_block.explain(problem, block, "update_ratio", first["update_ratio"])
+
+    def _with_values(self, values: Mapping[str, Any]) -> "PluginExperimentManager":
+        """Set another manager up, with values of a search space in the block."""
+        manager = copy.copy(self)
+        vars(manager).update(copy_containers(self._before_block))
+        manager.verbose = 0  # it has been printed
+        maps = {**{key: getattr(manager, key) for key in ("env_kwargs", "vec_env_kwargs")}, **self._block}
+        found = with_values(values, self._block, maps, vars(upstream))
+        found.pop(choices.overruled_key({}, {}, values), None)
+        block = Block(found, self.config, overrides=self._command_line)
+        hyperparams, manager.env_wrapper, _, manager.vec_env_wrapper = manager._preprocess_block(block)
+        manager._hyperparams = hyperparams
+        if self._action_space is not None:
+            manager._hyperparams = manager._preprocess_action_noise(
+                hyperparams, {}, SimpleNamespace(action_space=self._action_space)
+            )
+        manager.verbose = self.verbose
+        return manager
+
+    def _preprocess_block(self, block: Block) -> tuple[dict[str, Any], Any, Any, Any]:
         algo_class = ALGOS[self.algo]
         choices.check_keys(block, algo_class)
         block.check_numbers()
@@ -152,6 +225,8 @@ class PluginExperimentManager(ExperimentManager):
         is_her = issubclass(classes.get("replay_buffer_class", object), HerReplayBuffer)
         if issubclass(algo_class, OffPolicyAlgorithm):
             self._add_update_callback(block, update_ratio, is_her)
+        if block.values.get("noise_type") is not None and block.values.get("noise_std") is None:
+            raise block.error("noise_type", "noise_std is missing")
         if vec_env_class is not self.vec_env_class:
             self.vec_env_class = vec_env_class  # type: ignore[assignment]  # upstream infers a metaclass
             self._vec_env_is_plugin = vec_env_class not in zoo.words("vec_envs").values()
@@ -182,6 +257,24 @@ class PluginExperimentManager(ExperimentManager):
         kwargs = {} if update_ratio is None else {"update_ratio": update_ratio}
         # First, so that an UpdateRatioCallback of the user's own has the last word
         block.values["callback"] = [{UPDATE_RATIO_CALLBACK: kwargs}, *(own if isinstance(own, list) else [own])]
+
+    def _preprocess_action_noise(
+        self, hyperparams: dict[str, Any], saved_hyperparams: dict[str, Any], env: Any
+    ) -> dict[str, Any]:
+        """
+        Make the action noise.
+
+        :param hyperparams: Arguments of the constructor, with ``noise_type`` and ``noise_std``
+        :param saved_hyperparams: Not used
+        :param env: The environment, or anything with its action space
+        :return: arguments of the constructor
+        """
+        self._action_space = env.action_space
+        hyperparams = super()._preprocess_action_noise(hyperparams, saved_hyperparams, env)
+        # Upstream leaves those of a trial without noise to the constructor, which does not take them
+        for key in ("noise_type", "noise_std"):
+            hyperparams.pop(key, None)
+        return hyperparams
 
     def create_callbacks(self) -> None:
         """Create the callbacks of the zoo's options, in addition to those of the hyperparameters."""
@@ -250,21 +343,51 @@ class PluginExperimentManager(ExperimentManager):
         :param study_name: Name of the study
         :param trial_id: Number of the trial, None for the best one
         :param convert: Whether to convert them for the algorithm
-        :return: hyperparameters; HER's are with the other arguments of the replay buffer, where upstream forgets them
+        :return: hyperparameters; those of HER, which upstream forgets, and of a search space are where they belong
+        :raises PluginError: if there is no such study or trial
         """
-        if convert and self.algo not in HYPERPARAMS_CONVERTER:
+        trial = self._find_trial(storage, study_name, trial_id)
+        if not convert:
+            return trial.params
+        hyperparams, self._trial_values = trial_hyperparams(trial, self._converter, self._block, vars(upstream))
+        return hyperparams
+
+    @property
+    def _converter(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        def refuse(params: dict[str, Any]) -> dict[str, Any]:
             raise PluginError(f"algorithm {self.algo!r} has no converter for --trial-id")
-        params = super().load_trial(storage, study_name, trial_id, convert)
-        her_params = {key: params.pop(key) for key in HER_PARAMS if convert and key in params}
-        if her_params:
-            try:
-                others = parse_kwargs(self._replay_buffer_kwargs, vars(upstream))
-            except UnreadableError:
-                # Code, which upstream evaluates
-                params["replay_buffer_kwargs"] = f"{{**{self._replay_buffer_kwargs}, **{her_params}}}"
-            else:
-                params["replay_buffer_kwargs"] = {**others, **her_params}
-        return params
+
+        return HYPERPARAMS_CONVERTER.get(self.algo, refuse)
+
+    def _find_trial(self, storage: str, study_name: str, number: int | None) -> FrozenTrial:
+        if storage.endswith(".log") and not Path(storage).is_file():  # it would be made
+            raise PluginError(f"--storage: there is no file {storage}")
+        try:
+            study = optuna.load_study(storage=_open_storage(storage), study_name=study_name)
+        except KeyError as error:
+            raise PluginError(f"--study-name: there is no study {study_name!r} in {storage}") from error
+        trials = study.get_trials(deepcopy=False)
+        if number is None:
+            complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+            if not complete:
+                raise PluginError(f"--study-name: study {study_name!r} in {storage} has no finished trial")
+            return study.best_trial
+        if not 0 <= number < len(trials):
+            raise PluginError(f"--trial-id: study {study_name!r} has no trial {number}. Valid: 0 to {len(trials) - 1}")
+        return trials[number]
+
+    def write_trial(self, trial: FrozenTrial, *remarks: str) -> str:
+        """
+        Write the hyperparameters of a trial as they stand in a file.
+
+        :param trial: A trial of a search with the hyperparameters of this manager
+        :param remarks: Comments to begin with
+        :return: YAML
+        """
+        found, values = trial_hyperparams(trial, self._converter, self._block, vars(upstream))
+        hyperparams = {**self._block, **found}
+        hyperparams.pop(choices.overruled_key(self._block, {}, values), None)
+        return write_block(self.env_name.gym_id, hyperparams, remarks)
 
     def objective(self, trial: optuna.Trial) -> float:
         """
@@ -274,11 +397,21 @@ class PluginExperimentManager(ExperimentManager):
         :return: mean reward of the last evaluation
         :raises optuna.TrialPruned: if the trial was pruned, its hyperparameters are impossible, or a NaN appeared
         """
-        self._study = trial.study
+        if self._study is None:
+            self._study = trial.study
+            if self.search_space and STUDY_SPACE not in self._study.user_attrs:
+                self._study.set_user_attr(STUDY_SPACE, self.search_space.spec)
         opened: list[VecEnv] = []
         token = _trial_envs.set(opened)
         try:
-            reward = super().objective(trial)
+            # A manager of its own, because trials may run in several threads
+            values = self.search_space.suggest(trial)
+            manager = self._with_values(values) if self.search_space else copy.copy(self)
+            own: Any = manager.specified_callbacks
+            own = own if isinstance(own, list) else [own]
+            manager.specified_callbacks = [*own, *self._trial_callbacks, TimestepBudget(self.n_timesteps)]
+            searched: Any = SearchTrial(trial, self.search_space, values, manager._hyperparams)
+            return super(PluginExperimentManager, manager).objective(searched)
         except BaseException as error:
             # Upstream does not close what it opened before a constructor raised
             for env in opened:
@@ -289,9 +422,6 @@ class PluginExperimentManager(ExperimentManager):
             raise
         finally:
             _trial_envs.reset(token)
-        if np.isnan(reward):
-            raise optuna.TrialPruned("the evaluation gave NaN")
-        return reward
 
     def add_trial_callback(self, callback: BaseCallback) -> None:
         """
@@ -299,8 +429,7 @@ class PluginExperimentManager(ExperimentManager):
 
         :param callback: One and the same for all trials, one after the other
         """
-        own: Any = self.specified_callbacks
-        self.specified_callbacks = [*(own if isinstance(own, list) else [own]), callback]
+        self._trial_callbacks.append(callback)
 
     def make_sampler(self, seed: int) -> BaseSampler:
         """
@@ -325,12 +454,18 @@ class PluginExperimentManager(ExperimentManager):
         """
         Search hyperparameters, and write a report.
 
-        :raises PluginError: if no trial finished; all trials stay in the storage
+        :raises PluginError: if the study exists with another search space, or no trial finished; all trials stay in
+            the storage
         """
+        self._check_study()
         try:
             # Here and not for each trial: they may run in threads, which share the filters of warnings
             with self._evaluation_elsewhere():
                 super().hyperparameters_optimization()
+            if self._study is not None and (self.search_space.replace or self.algo in HYPERPARAMS_CONVERTER):
+                best = self._study.best_trial
+                remark = f"Trial {best.number}: {best.value:.6g} after {self.n_timesteps} timesteps"
+                print(f"The best trial's hyperparameters, for --conf-file:\n\n{self.write_trial(best, remark)}")
         except PluginError:
             raise
         except ValueError as error:
@@ -340,6 +475,25 @@ class PluginExperimentManager(ExperimentManager):
             counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
             kept = f"; study {self._study.study_name!r} is kept in {self.storage}" if self.storage else ""
             raise PluginError(f"no trial finished ({counts}): nothing to report{kept}") from error
+
+    def _check_study(self) -> None:
+        if not (self.storage and self.study_name) or (self.storage.endswith(".log") and not Path(self.storage).is_file()):
+            return
+        try:
+            study = optuna.load_study(storage=_open_storage(self.storage), study_name=self.study_name)
+        except KeyError:
+            return
+        before = study.user_attrs.get(STUDY_SPACE)
+        if before != self.search_space.spec and study.get_trials(deepcopy=False):
+            raise PluginError(
+                f"--study-name: study {self.study_name!r} exists with another search space: {before!r}, "
+                f"and not {self.search_space.spec!r}: choose another name"
+            )
+
+
+def _open_storage(storage: str) -> str | BaseStorage:
+    # As upstream does
+    return JournalStorage(JournalFileBackend(storage)) if storage.endswith(".log") else storage
 
 
 def _full_name(cls: type) -> str:

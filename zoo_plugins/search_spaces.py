@@ -17,6 +17,9 @@ CRITIC = {
     "shared_lstm": dict(enable_critic_lstm=False, shared_lstm=True),
     "feedforward": dict(enable_critic_lstm=False, shared_lstm=False),
 }
+RNN_TYPE = ("lstm", "gru")
+SAMPLING = ("contiguous", "sequences")
+MAX_SEQ_LENGTH = (None, 16, 64)
 
 
 def sample_ppo_lstm_seq_params(
@@ -50,6 +53,9 @@ def sample_ppo_lstm_seq_params(
         "activation_fn": trial.suggest_categorical("activation_fn", list(ACTIVATION_FN)),
         "lstm_hidden_size_pow": trial.suggest_int("lstm_hidden_size_pow", 4, 8),
         "critic": trial.suggest_categorical("critic", list(CRITIC)),
+        "rnn_type": trial.suggest_categorical("rnn_type", RNN_TYPE),
+        "sampling": trial.suggest_categorical("sampling", SAMPLING),
+        "max_seq_length": trial.suggest_categorical("max_seq_length", MAX_SEQ_LENGTH),
     }
     hyperparams = convert_ppo_lstm_seq_params(params)
     # Display true values
@@ -62,11 +68,14 @@ def convert_ppo_lstm_seq_params(sampled_params: dict[str, Any]) -> dict[str, Any
     """
     Convert sampled parameters to hyperparameters of SeqRecurrentPPO.
 
-    :param sampled_params: Parameters as they are stored in a trial
+    :param sampled_params: Parameters as they are stored in a trial; those of older studies have no ``rnn_type``, ``sampling``
+        and ``max_seq_length``
     :return: hyperparameters
     """
     params = dict(sampled_params)
     lstm = {"lstm_hidden_size": 2 ** params.pop("lstm_hidden_size_pow"), **CRITIC[params.pop("critic")]}
+    if "rnn_type" in params:
+        lstm["rnn_type"] = params.pop("rnn_type")
     return _convert_ppo_params(params, lstm)
 
 

@@ -30,6 +30,7 @@ SEAMS: dict[str, dict[str, tuple[str, ...]]] = {
         "ExperimentManager.setup_experiment": ("self",),
         "ExperimentManager.read_hyperparameters": ("self",),
         "ExperimentManager._preprocess_hyperparams": ("self", "hyperparams"),
+        "ExperimentManager._preprocess_action_noise": ("self", "hyperparams", "saved_hyperparams", "env"),
         "ExperimentManager._save_config": ("self", "saved_hyperparams"),
         "ExperimentManager.create_callbacks": ("self",),
         "ExperimentManager.learn": ("self", "model"),
@@ -151,7 +152,7 @@ def _extend_exp_manager(exp_manager: Any) -> bool:
     converters.update({name: spec.converter for name, spec in SPECS.items() if spec.converter is not None})
     for table in (samplers, converters):
         table.update({name: _with_ratio_of_one_env(function) for name, function in table.items() if _is_of_zoo(function)})
-    samplers.update({name: _with_her_subclasses(sampler) for name, sampler in samplers.items()})
+    samplers.update({name: for_trials(sampler) for name, sampler in samplers.items()})
     return True
 
 
@@ -165,11 +166,12 @@ def words(group: str) -> dict[str, type]:
     return {word: registry.import_object(target) for word, target in WORDS[group].items()}
 
 
-def _with_her_subclasses(sampler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def for_trials(sampler: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """
-    Let a sampler sample HER parameters for subclasses of ``HerReplayBuffer``; upstream compares with ``==``.
+    Let a sampler sample HER parameters for subclasses of ``HerReplayBuffer``, which upstream compares with ``==``, and leave
+    what a ``search_space`` decides to it.
 
-    :param sampler: One of the zoo's samplers
+    :param sampler: One of the zoo's samplers, or of a plugin's
     :return: the sampler to use instead
     """
 
@@ -177,9 +179,28 @@ def _with_her_subclasses(sampler: Callable[..., dict[str, Any]]) -> Callable[...
     def sample(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
         if isinstance(additional_args["her_kwargs"], HerKwargs):
             additional_args = {**additional_args, "using_her_replay_buffer": True}
-        return sampler(trial, n_actions, n_envs, additional_args)
+
+        def sample_all() -> dict[str, Any]:
+            return sampler(trial, n_actions, n_envs, additional_args)
+
+        # A trial of our experiment manager
+        return trial.sample(sample_all) if hasattr(trial, "sample") else sample_all()
 
     return sample
+
+
+@for_trials
+def sample_nothing(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
+    """
+    Stand in for a sampler, where an algorithm has none and there is a ``search_space``.
+
+    :param trial: Not used
+    :param n_actions: Not used
+    :param n_envs: Not used
+    :param additional_args: Not used
+    :return: nothing
+    """
+    return {}
 
 
 def _is_of_zoo(function: Callable[..., Any]) -> bool:

@@ -38,7 +38,6 @@ def _tune(arguments: Sequence[str]) -> int:
     import ray
 
     from zoo_plugins.tuning import cluster
-    from zoo_plugins.tuning.best import trial_block
     from zoo_plugins.tuning.options import check_options, parse_options
     from zoo_plugins.tuning.progress import Progress
     from zoo_plugins.tuning.report import write_report
@@ -51,7 +50,7 @@ def _tune(arguments: Sequence[str]) -> int:
     name = options.study_name or f"{options.algo}_{options.env}"
     folder = Path(options.log_folder) / options.algo / "tune" / re.sub(r"[^\w.-]+", "-", name)
     storage = parse_storage(options.storage, folder / "journal.log")
-    identity, block = check_options(options)
+    identity, manager = check_options(options)
     backend = connect(storage)
     find_study(backend, name, identity)
 
@@ -90,7 +89,7 @@ def _tune(arguments: Sequence[str]) -> int:
         page = write_report(
             study,
             folder / "report",
-            trial_block(options.algo, options.env, block, best.params, remark),
+            manager.write_trial(best, remark),
             facts={
                 "Algorithm and environment": f"{options.algo}, {options.env}, {identity['n_timesteps']} timesteps per trial",
                 "Kept in": str(storage),

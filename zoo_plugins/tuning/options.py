@@ -1,7 +1,6 @@
 """The command line of ``python -m zoo_plugins tune``, which is that of the zoo's train.py where the zoo has the option."""
 
 import argparse
-import contextlib
 import importlib
 import tempfile
 from collections.abc import Sequence
@@ -104,24 +103,28 @@ def make_manager(options: argparse.Namespace, folder: Path) -> PluginExperimentM
     return manager
 
 
-def check_options(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+def check_options(options: argparse.Namespace) -> tuple[dict[str, Any], PluginExperimentManager]:
     """
     Set a trial up as far as possible without training, and find out what all trials have in common.
 
     :param options: The options
-    :return: what identifies a study, as JSON, with ``n_timesteps`` for the budget of a trial; and the hyperparameters of the
-        file and of ``-params``, as they stand there
+    :return: what identifies a study, as JSON, with ``n_timesteps`` for the budget of a trial; and the manager, which can write
+        trials as blocks of a hyperparameter file
     :raises PluginError: if a hyperparameter or the sampler is wrong
     """
     with tempfile.TemporaryDirectory() as folder:
         manager = make_manager(options, Path(folder))
-        with contextlib.redirect_stdout(None):  # it has printed them
-            _, block = manager.read_hyperparameters()
     try:
         manager.make_sampler(options.seed)
     except ImportError as error:
         raise PluginError(f"--sampler: {options.sampler!r} needs a package that is missing: {error}") from error
-    return {"algo": options.algo, "env": options.env, "n_timesteps": manager.n_timesteps}, dict(block)
+    identity = {
+        "algo": options.algo,
+        "env": options.env,
+        "n_timesteps": manager.n_timesteps,
+        "search_space": manager.search_space.spec,
+    }
+    return identity, manager
 
 
 def _read_conf_file(options: argparse.Namespace) -> None:

@@ -245,10 +245,9 @@ class Runner:
     def _fail_worker(self, worker: Worker, error: RayTaskError) -> None:
         cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
         told = " ".join(str(cause).split())
-        if worker.trial is None:
-            raise PluginError(f"worker {worker.number} can't start: {type(cause).__name__}: {told}") from error
         # Out of its objective, a worker only speaks with the storage
-        raise PluginError(f"worker {worker.number} can't go on: {type(cause).__name__}: {told}") from error
+        what = "start" if worker.trial is None else "go on"
+        raise PluginError(f"worker {worker.number} can't {what}: {type(cause).__name__}: {told}") from error
 
     def _replace(self, worker: Worker, error: RayError) -> None:
         why = f"worker {worker.number} ({worker.where or 'not ready yet'}) was lost: {_cause_of_death(error)}"

@@ -49,8 +49,10 @@ def find_study(storage: BaseStorage, name: str, identity: Mapping[str, Any]) -> 
     if study.directions != [StudyDirection.MAXIMIZE]:
         raise PluginError(f"--study-name: study {name!r} does not maximize one value: choose another name")
     known = study.user_attrs
+    # Trials of a study without this attribute had no search space in a block
+    absent = {"search_space": None} if study.get_trials(deepcopy=False) else {}
     for key, value in identity.items():
-        before = known.get(IDENTITY + key, value)
+        before = known.get(IDENTITY + key, absent.get(key, value))
         if before != value:
             raise PluginError(
                 f"--study-name: study {name!r} exists with another {key.replace('_', ' ')}: {before!r}, "
