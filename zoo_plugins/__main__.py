@@ -14,14 +14,16 @@ from zoo_plugins import __version__, _startup, registry
 COMMANDS = {
     "list": ("zoo_plugins.listing:main", "show all plugins, without importing them"),
     "doctor": ("zoo_plugins.doctor.command:main", "look whether all that is installed works, and what is missing for what"),
+    "benchmark": ("zoo_plugins.benchmark.command:main", "compare our classes with upstream's on this machine"),
     "tune": ("zoo_plugins.tuning.command:main", "search hyperparameters in workers, on this machine or a Ray cluster"),
 }
 
 SCRIPTS = {
     **{
         name: f"rl_zoo3.{name}"
-        for name in ("train", "enjoy", "record_video", "record_training", "benchmark", "load_from_hub", "push_to_hub")
+        for name in ("train", "enjoy", "record_video", "record_training", "load_from_hub", "push_to_hub")
     },
+    "zoo-benchmark": "rl_zoo3.benchmark",
     **{name: f"rl_zoo3.plots.{name}" for name in ("all_plots", "plot_from_file", "plot_train")},
 }
 
