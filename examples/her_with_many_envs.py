@@ -1,5 +1,7 @@
 """Hindsight experience replay with many environments in a plain SB3 script, without the zoo."""
 
+import argparse
+
 from stable_baselines3 import DQN
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -29,4 +31,6 @@ def main(n_envs: int = 8, total_timesteps: int = 6_000) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--timesteps", type=int, default=6_000)
+    main(total_timesteps=parser.parse_args().timesteps)

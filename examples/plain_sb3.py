@@ -1,5 +1,7 @@
 """SeqRecurrentPPO in a plain SB3 script, without the zoo."""
 
+import argparse
+
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import TransformObservation
@@ -37,4 +39,6 @@ def main(total_timesteps: int = 50_000) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--timesteps", type=int, default=50_000)
+    main(total_timesteps=parser.parse_args().timesteps)

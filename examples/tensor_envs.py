@@ -1,5 +1,6 @@
 """TensorPPO in a plain SB3 script, with a simulator of many environments that is a class of your own."""
 
+import argparse
 from typing import Any
 
 import torch as th
@@ -73,4 +74,6 @@ def main(n_envs: int = 256, total_timesteps: int = 500_000, device: str = "cpu")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--timesteps", type=int, default=500_000)
+    main(total_timesteps=parser.parse_args().timesteps)

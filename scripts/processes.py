@@ -4,15 +4,14 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("zoo-plugins", "sb3_contrib", "stable_baselines3", "torch", "gymnasium", "numpy")
+from zoo_plugins.benchmark.machine import describe_machine as describe_machine
+from zoo_plugins.benchmark.machine import read_versions as read_versions
 
 
 def run_alone(*arguments: str, **environment: str) -> dict[str, Any]:
@@ -93,25 +92,6 @@ def run_all(script: str, settings: dict[str, dict[str, Any]], args: argparse.Nam
 
     with ThreadPoolExecutor(args.jobs) as pool:
         return dict(zip(settings, pool.map(run, settings), strict=True))
-
-
-def describe_machine() -> str:
-    """
-    Say what this machine is.
-
-    :return: architecture, cores, system and Python
-    """
-    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
-
-
-def read_versions(*peers: str) -> dict[str, str]:
-    """
-    Look up what is compared, and what it runs on.
-
-    :param peers: Packages besides those that every benchmark uses
-    :return: versions by package
-    """
-    return {name: metadata.version(name) for name in (*PACKAGES, *peers)}
 
 
 def write_report(report: dict[str, Any], tables: str, output: Path | None) -> None:

@@ -2,12 +2,15 @@
 
 import ast
 import inspect
+import json
 import re
+import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import speed_summary
 import yaml
 from fill_results import BLOCK, RESULTS
 from fill_results import main as fill_results
@@ -199,11 +202,45 @@ def test_results_are_those_of_the_json(tmp_path, capsys):
     page = (RESULTS / "ray.md").read_text()
     (tmp_path / "vec_env.json").write_text((RESULTS / "vec_env.json").read_text())
     (tmp_path / "ray.md").write_text(page.replace("| **2.60** |", "| **3.60** |"))
-    assert fill_results(["--check"], tmp_path) == 1
+    assert fill_results(["--check"], tmp_path, readme=None) == 1
     assert "ray.md: out of date" in capsys.readouterr().out
     assert (tmp_path / "ray.md").read_text() != page
-    assert fill_results([], tmp_path) == 0
+    assert fill_results([], tmp_path, readme=None) == 0
     assert (tmp_path / "ray.md").read_text() == page
+
+
+def test_summary_is_that_of_the_json(tmp_path, capsys):
+    """Table and picture in README.md show the numbers of the JSON files; those of others are noticed, and replaced."""
+    names = {row.file for row in speed_summary.ROWS} | {speed_summary.PICTURE}
+    for name in names:
+        shutil.copy(RESULTS / name, tmp_path / name)
+    readme = tmp_path / "README.md"
+    readme.write_text((ROOT / "README.md").read_text())
+    assert fill_results(["--check"], tmp_path, readme) == 0
+
+    path = tmp_path / "recurrent-full.json"
+    report = json.loads(path.read_text())
+    report["cases"][0]["ratio"] = 0.5
+    path.write_text(json.dumps(report))
+    assert fill_results(["--check"], tmp_path, readme) == 1
+    assert capsys.readouterr().out.count("out of date, run scripts/fill_results.py") == 2
+    assert fill_results([], tmp_path, readme) == 0
+    assert "| `RecurrentPPO` | **0.50** | upstream is faster |" in readme.read_text()
+    assert fill_results(["--check"], tmp_path, readme) == 0
+
+
+def test_summary_is_honest():
+    """What upstream does as well, or better, is named, and one of the rows at least shows it."""
+    assert [speed_summary.judge(ratio) for ratio in (0.5, 0.9, 1.1, 1.3)] == [
+        "upstream is faster",
+        "about the same",
+        "about the same",
+        "",
+    ]
+    ratios = speed_summary.read_ratios(RESULTS)
+    assert {"upstream is faster", "about the same", ""} == set(map(speed_summary.judge, ratios))
+    with pytest.raises(ValueError, match="not enough values"):
+        speed_summary.find([{"case": "a"}], case="b")
 
 
 def masked(algo):

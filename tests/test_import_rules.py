@@ -87,6 +87,8 @@ def test_who_knows_the_zoo():
         ("specs.py", {"zoo_plugins.registry.AlgoSpec"}, set()),
         ("envs/__init__.py", {"gymnasium"}, set()),
         ("tuning/__init__.py", set(), set()),
+        ("doctor/__init__.py", set(), set()),
+        ("benchmark/__init__.py", set(), set()),
     ],
 )
 def test_light_files(name, at_start, later):
@@ -109,6 +111,20 @@ def test_what_tune_needs():
     }
     others = [name for name in FILES if not name.startswith("tuning/") and name != "__main__.py"]
     assert [name for name in others if any("zoo_plugins.tuning" in module for module in imported_names(name))] == []
+
+
+def test_what_benchmark_needs():
+    """It compares classes, without the zoo, and only the command and its table draw."""
+    files = {name: {root(module) for module in imports(name)} for name in FILES if name.startswith("benchmark/")}
+    assert {name for name, roots in files.items() if "rich" in roots} == {"benchmark/command.py", "benchmark/table.py"}
+    assert not {"rl_zoo3", "optuna"} & set().union(*files.values())
+
+
+def test_what_doctor_needs():
+    """It can start where something is broken: only the checks, in a process of their own, import more, and none at once."""
+    for name in [name for name in FILES if name.startswith("doctor/")]:
+        allowed = {*sys.stdlib_module_names, "zoo_plugins", "packaging"}
+        assert {root(module) for module in imports(name, everywhere=name != "doctor/checks.py")} <= allowed
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -1,6 +1,5 @@
 """What README.md shows is true."""
 
-import importlib.util
 import inspect
 import os
 import re
@@ -73,16 +72,6 @@ def test_masking_page_runs(tmp_path):
             *command.split(), cwd=tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
         )
         assert re.search("Saving to logs/maskable_ppo_lstm_seq/Recall-v0_1|Mean reward", out)
-
-
-@pytest.mark.parametrize("name", ["plain_sb3", "her_with_many_envs", "tensor_envs"])
-def test_example_file_runs(name, capsys):
-    """The scripts in examples/ train and evaluate."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main(total_timesteps=512)
-    assert "mean reward:" in capsys.readouterr().out
 
 
 def test_yaml_example_has_valid_keys():

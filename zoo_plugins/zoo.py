@@ -119,14 +119,39 @@ def _withdraw_algos() -> None:
             setattr(utils, function, getattr(utils, function).__wrapped__)
 
 
-def _extend_utils(utils: Any) -> bool:
+def why_not_extended() -> str | None:
+    """
+    Import what is extended of rl_zoo3, after ``_startup.install()``.
+
+    :return: why it was left as it is, None if it was extended
+    """
+    for name in SEAMS:
+        import_module(name)
+    if _given_up is None and not _extended.issuperset(SEAMS):
+        return f"{' and '.join(sorted(set(SEAMS) - _extended))} could not be extended"
+    return _given_up
+
+
+def load_algo(plugin: registry.Plugin) -> AlgoSpec:
+    """
+    Import an algorithm, and look whether the zoo can use it.
+
+    :param plugin: The plugin
+    :return: its description, complete with objects
+    :raises PluginError: if it can't be used, naming the distribution, the entry point and the cause
+    """
     from stable_baselines3.common.base_class import BaseAlgorithm
 
+    spec = plugin.load_algo()
+    if not isinstance(spec.cls, type) or not issubclass(spec.cls, BaseAlgorithm):
+        raise plugin.error(f"{spec.cls!r} is not a subclass of SB3's BaseAlgorithm")
+    return spec
+
+
+def _extend_utils(utils: Any) -> bool:
     for plugin in registry.find_plugins("algos", reserved=tuple(utils.ALGOS)):
         try:
-            spec = plugin.load_algo()
-            if not isinstance(spec.cls, type) or not issubclass(spec.cls, BaseAlgorithm):
-                raise plugin.error(f"{spec.cls!r} is not a subclass of SB3's BaseAlgorithm")
+            spec = load_algo(plugin)
         except PluginError as error:
             warnings.warn(f"{error}; uninstall {plugin.distribution}, or {OFF_SWITCH}", stacklevel=2)
             continue
