@@ -379,6 +379,8 @@ def test_study_of_another_search_space(tmp_path, storage, learned):
     search(tmp_path, storage, space, n_trials=1)
     assert len(load(storage).trials) == 1
     before = (tmp_path / "study.log").read_bytes()
+    folders = sorted((tmp_path / "logs/ppo").iterdir())
+    KnobEnv.forget()
     for other in (
         {"gamma": {"low": 0.5, "high": 0.8}},
         {**space, "replace": True},
@@ -390,6 +392,8 @@ def test_study_of_another_search_space(tmp_path, storage, learned):
             search(tmp_path, storage, other, n_trials=1)
     assert (tmp_path / "study.log").read_bytes() == before
     assert len(learned) == 1
+    assert KnobEnv.opened == []
+    assert sorted((tmp_path / "logs/ppo").iterdir()) == folders
     search(tmp_path, storage, {"gamma": {"high": "9e-1", "low": "5e-1"}}, n_trials=1)
     assert len(load(storage).trials) == 2
 

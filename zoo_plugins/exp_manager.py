@@ -173,6 +173,8 @@ class PluginExperimentManager(ExperimentManager):
             # Upstream asks one in any case
             HYPERPARAMS_SAMPLER[self.algo] = zoo.sample_nothing
             self.search_space = replace(self.search_space, replace=True)
+        if self.optimize_hyperparameters:
+            self._check_study()
         return processed
 
     def _read_search_space(self, block: Block) -> None:
@@ -454,10 +456,8 @@ class PluginExperimentManager(ExperimentManager):
         """
         Search hyperparameters, and write a report.
 
-        :raises PluginError: if the study exists with another search space, or no trial finished; all trials stay in
-            the storage
+        :raises PluginError: if no trial finished; all trials stay in the storage
         """
-        self._check_study()
         try:
             # Here and not for each trial: they may run in threads, which share the filters of warnings
             with self._evaluation_elsewhere():
