@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from tests.managers import DQN, HER, LSTM, PPO, SAC, GoalMemory, KnobEnv, RecordingVecEnv, layers, make_manager
 from zoo_plugins import FastHerReplayBuffer, PluginError
-from zoo_plugins import exp_manager as plugin_exp_manager
+from zoo_plugins.trials import _open_storage
 
 STUDY = "the study"
 
@@ -70,7 +70,7 @@ def search(folder, storage, space, algo="ppo", env="Knob-v0", block=PPO, n_trial
 
 
 def load(storage):
-    return optuna.load_study(study_name=STUDY, storage=plugin_exp_manager._open_storage(storage))
+    return optuna.load_study(study_name=STUDY, storage=_open_storage(storage))
 
 
 def of_trial(folder, storage, number, algo="ppo", env="Knob-v0", block=PPO, **kwargs):
