@@ -17,9 +17,10 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from tests.managers import DQN, HER, LSTM, PPO, SAC, GoalMemory, KnobEnv, RecordingVecEnv, layers, make_manager
 from zoo_plugins import FastHerReplayBuffer, PluginError
-from zoo_plugins import exp_manager as plugin_exp_manager
+from zoo_plugins.trials import _open_storage
 
 STUDY = "the study"
+ARS = dict(policy="LinearPolicy", n_timesteps=32)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +71,7 @@ def search(folder, storage, space, algo="ppo", env="Knob-v0", block=PPO, n_trial
 
 
 def load(storage):
-    return optuna.load_study(study_name=STUDY, storage=plugin_exp_manager._open_storage(storage))
+    return optuna.load_study(study_name=STUDY, storage=_open_storage(storage))
 
 
 def of_trial(folder, storage, number, algo="ppo", env="Knob-v0", block=PPO, **kwargs):
@@ -93,7 +94,7 @@ def pasted(printed, folder, **kwargs):
 
 def comparable(model):
     given = {key: value for key, value in model.given.items() if key not in ("env", "tensorboard_log")}
-    for key in ("learning_rate", "clip_range"):
+    for key in ("learning_rate", "clip_range", "delta_std"):
         if callable(given.get(key)):
             given[key] = given[key](1.0)
     return given
@@ -201,7 +202,11 @@ def test_mistakes(tmp_path, algo, block, space, told, optimize):
 
 
 def test_block_on_the_command_line(tmp_path):
-    """-params can give the block, and can't fix what it searches."""
+    """-params can give the block, or none, and can't fix what it searches."""
+    block = {**PPO, "search_space": {"gamma": 3}}
+    manager = make_manager(tmp_path, "ppo", "Knob-v0", block, hyperparams={"search_space": None})
+    manager.setup_experiment()
+    assert not manager.search_space
     manager = make_manager(tmp_path, "ppo", "Knob-v0", PPO, hyperparams={"search_space": {"gamma": 3}})
     with pytest.raises(PluginError, match=r"search_space\.gamma: 3 in -params: expected a map"):
         manager.setup_experiment()
@@ -301,6 +306,7 @@ def test_everything_at_once(tmp_path, storage, learned, replace, n_jobs):
             },
         ),
         ("ppo_tensor", PPO, "Knob-v0", {"policy_kwargs.net_arch": {"choices": [[4]]}, "n_envs": {"choices": [2]}}),
+        ("ars", ARS, "Knob-v0", {"n_delta": {"low": 1, "high": 4}, "n_envs": {"choices": [1]}}),
         ("dqn", DQN, "Knob-v0", {"target_update_interval": {"low": 5, "high": 9}, "train_freq": {"choices": [2, 4]}}),
         ("qrdqn", DQN, "Knob-v0", {"policy_kwargs.n_quantiles": {"low": 3, "high": 5}}),
         ("sac", SAC, "Pendulum-v1", {"tau": {"low": 0.1, "high": 0.2}, "ent_coef": {"choices": ["auto", 0.1]}}),
@@ -379,6 +385,8 @@ def test_study_of_another_search_space(tmp_path, storage, learned):
     search(tmp_path, storage, space, n_trials=1)
     assert len(load(storage).trials) == 1
     before = (tmp_path / "study.log").read_bytes()
+    folders = sorted((tmp_path / "logs/ppo").iterdir())
+    KnobEnv.forget()
     for other in (
         {"gamma": {"low": 0.5, "high": 0.8}},
         {**space, "replace": True},
@@ -390,6 +398,8 @@ def test_study_of_another_search_space(tmp_path, storage, learned):
             search(tmp_path, storage, other, n_trials=1)
     assert (tmp_path / "study.log").read_bytes() == before
     assert len(learned) == 1
+    assert KnobEnv.opened == []
+    assert sorted((tmp_path / "logs/ppo").iterdir()) == folders
     search(tmp_path, storage, {"gamma": {"high": "9e-1", "low": "5e-1"}}, n_trials=1)
     assert len(load(storage).trials) == 2
 

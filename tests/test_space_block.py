@@ -69,6 +69,12 @@ def test_entries(entry, kind, distribution):
     assert read({"x": json.loads(json.dumps(space.spec["x"]))}, {"x": kind}).spec == space.spec
 
 
+def test_tuples_of_python_files():
+    """A search space is the same before and after it was stored."""
+    spec = read({"policy_kwargs.net_arch": {"choices": ((8, 8), (4,))}}).spec
+    assert spec == json.loads(json.dumps(spec)) == {"replace": False, "policy_kwargs.net_arch": {"choices": [[8, 8], [4]]}}
+
+
 @pytest.mark.parametrize(
     ("entries", "told"),
     [

@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import optuna
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
-from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 from rl_zoo3 import exp_manager as upstream
 from rl_zoo3.exp_manager import ExperimentManager
@@ -35,12 +32,18 @@ from zoo_plugins.callbacks import TimestepBudget, UpdateRatioCallback, restore_g
 from zoo_plugins.config import Block, copy_containers, read_config
 from zoo_plugins.registry import PluginError, did_you_mean
 from zoo_plugins.space_block import SearchSpace
-from zoo_plugins.trials import SearchTrial, trial_hyperparams, with_values, write_block
+from zoo_plugins.trials import (
+    SearchTrial,
+    check_study,
+    find_trial,
+    note_search_space,
+    trial_hyperparams,
+    with_values,
+    write_block,
+)
 from zoo_plugins.vec_envs.numpy_face import steps_tensors
 from zoo_plugins.vec_envs.tensor_twins import with_tensor_wrappers
 
-# Attribute of a study: the search space of all of its trials
-STUDY_SPACE = "zoo_plugins_search_space"
 # What a block of hyperparameters changes in a manager
 SET_BY_BLOCK = (
     "normalize",
@@ -173,12 +176,15 @@ class PluginExperimentManager(ExperimentManager):
             # Upstream asks one in any case
             HYPERPARAMS_SAMPLER[self.algo] = zoo.sample_nothing
             self.search_space = replace(self.search_space, replace=True)
+        if self.optimize_hyperparameters and self.storage and self.study_name:
+            check_study(self.storage, self.study_name, self.search_space)
         return processed
 
     def _read_search_space(self, block: Block) -> None:
-        algo_class = ALGOS[self.algo]
-        kinds, groups = choices.searchable(block, algo_class, self.vec_env_class)
-        self.search_space = space_block.read_search_space(block, kinds, groups)
+        if block.values.get(space_block.KEY) is None:
+            return
+        kinds, may_mean = choices.searchable(block, ALGOS[self.algo], self.vec_env_class)
+        self.search_space = space_block.read_search_space(block, kinds, may_mean)
         entries = self.search_space.entries
         first = {name: entry.extremes[0] for name, entry in entries.items()}
         for name, entry in entries.items():
@@ -346,7 +352,7 @@ class PluginExperimentManager(ExperimentManager):
         :return: hyperparameters; those of HER, which upstream forgets, and of a search space are where they belong
         :raises PluginError: if there is no such study or trial
         """
-        trial = self._find_trial(storage, study_name, trial_id)
+        trial = find_trial(storage, study_name, trial_id)
         if not convert:
             return trial.params
         hyperparams, self._trial_values = trial_hyperparams(trial, self._converter, self._block, vars(upstream))
@@ -358,23 +364,6 @@ class PluginExperimentManager(ExperimentManager):
             raise PluginError(f"algorithm {self.algo!r} has no converter for --trial-id")
 
         return HYPERPARAMS_CONVERTER.get(self.algo, refuse)
-
-    def _find_trial(self, storage: str, study_name: str, number: int | None) -> FrozenTrial:
-        if storage.endswith(".log") and not Path(storage).is_file():  # it would be made
-            raise PluginError(f"--storage: there is no file {storage}")
-        try:
-            study = optuna.load_study(storage=_open_storage(storage), study_name=study_name)
-        except KeyError as error:
-            raise PluginError(f"--study-name: there is no study {study_name!r} in {storage}") from error
-        trials = study.get_trials(deepcopy=False)
-        if number is None:
-            complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
-            if not complete:
-                raise PluginError(f"--study-name: study {study_name!r} in {storage} has no finished trial")
-            return study.best_trial
-        if not 0 <= number < len(trials):
-            raise PluginError(f"--trial-id: study {study_name!r} has no trial {number}. Valid: 0 to {len(trials) - 1}")
-        return trials[number]
 
     def write_trial(self, trial: FrozenTrial, *remarks: str) -> str:
         """
@@ -399,8 +388,7 @@ class PluginExperimentManager(ExperimentManager):
         """
         if self._study is None:
             self._study = trial.study
-            if self.search_space and STUDY_SPACE not in self._study.user_attrs:
-                self._study.set_user_attr(STUDY_SPACE, self.search_space.spec)
+            note_search_space(self._study, self.search_space)
         opened: list[VecEnv] = []
         token = _trial_envs.set(opened)
         try:
@@ -454,10 +442,8 @@ class PluginExperimentManager(ExperimentManager):
         """
         Search hyperparameters, and write a report.
 
-        :raises PluginError: if the study exists with another search space, or no trial finished; all trials stay in
-            the storage
+        :raises PluginError: if no trial finished; all trials stay in the storage
         """
-        self._check_study()
         try:
             # Here and not for each trial: they may run in threads, which share the filters of warnings
             with self._evaluation_elsewhere():
@@ -475,25 +461,6 @@ class PluginExperimentManager(ExperimentManager):
             counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
             kept = f"; study {self._study.study_name!r} is kept in {self.storage}" if self.storage else ""
             raise PluginError(f"no trial finished ({counts}): nothing to report{kept}") from error
-
-    def _check_study(self) -> None:
-        if not (self.storage and self.study_name) or (self.storage.endswith(".log") and not Path(self.storage).is_file()):
-            return
-        try:
-            study = optuna.load_study(storage=_open_storage(self.storage), study_name=self.study_name)
-        except KeyError:
-            return
-        before = study.user_attrs.get(STUDY_SPACE)
-        if before != self.search_space.spec and study.get_trials(deepcopy=False):
-            raise PluginError(
-                f"--study-name: study {self.study_name!r} exists with another search space: {before!r}, "
-                f"and not {self.search_space.spec!r}: choose another name"
-            )
-
-
-def _open_storage(storage: str) -> str | BaseStorage:
-    # As upstream does
-    return JournalStorage(JournalFileBackend(storage)) if storage.endswith(".log") else storage
 
 
 def _full_name(cls: type) -> str:

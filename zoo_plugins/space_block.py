@@ -61,7 +61,8 @@ class Entry:
     def spec(self) -> dict[str, Any]:
         """The entry as it is kept with a study, as JSON."""
         if not isinstance(self.distribution, FloatDistribution | IntDistribution):
-            return {"choices": list(self.choices.values())}
+            # Tuples of a .py file, for example, come back from a storage as lists
+            return {"choices": json.loads(json.dumps(list(self.choices.values())))}
         found = {"low": self.distribution.low, "high": self.distribution.high}
         if self.distribution.log:
             return {**found, "log": True}

@@ -1,23 +1,30 @@
 """
-Trials of a search: what an algorithm's sampler is asked beside a ``search_space``, and what a stored trial stands for.
+Trials of a search: what an algorithm's sampler is asked beside a ``search_space``, where to find a stored trial, and what it
+stands for.
 
 Nothing here knows rl_zoo3.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import optuna
 import yaml
-from optuna.trial import FrozenTrial
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
 from torch import nn
 
 from zoo_plugins.config import UnreadableError, copy_containers, parse_kwargs
+from zoo_plugins.registry import PluginError
 from zoo_plugins.space_block import KEY, SearchSpace
 
 # Attribute of a trial: the values of its search space, and what the sampler was answered in their place
 ATTRIBUTE = KEY
+# Attribute of a study: the search space of all of its trials
+STUDY_ATTRIBUTE = f"zoo_plugins_{KEY}"
 # What the zoo's sample_her_params suggests
 HER_PARAMS = ("n_sampled_goal", "goal_selection_strategy")
 # Suggestions of samplers that say under another name what a parameter says
@@ -187,6 +194,72 @@ def trial_hyperparams(
     for name in values:
         converted.pop(GIVE_WAY.get(name, ""), None)
     return with_values({**her, **values}, converted, block, namespace), values
+
+
+def check_study(storage: str, name: str, space: SearchSpace) -> None:
+    """
+    Refuse a study of another search space. Nothing is changed, nor made.
+
+    :param storage: The zoo's ``--storage``
+    :param name: Name of the study
+    :param space: The search space
+    :raises PluginError: if the study has trials of another one
+    """
+    if storage.endswith(".log") and not Path(storage).is_file():
+        return
+    try:
+        study = optuna.load_study(study_name=name, storage=_open_storage(storage))
+    except KeyError:
+        return
+    before = study.user_attrs.get(STUDY_ATTRIBUTE)
+    if before != space.spec and study.get_trials(deepcopy=False):
+        raise PluginError(
+            f"--study-name: study {name!r} exists with another search space: {before!r}, and not {space.spec!r}: "
+            "choose another name"
+        )
+
+
+def note_search_space(study: optuna.Study, space: SearchSpace) -> None:
+    """
+    Keep a search space with a study.
+
+    :param study: The study
+    :param space: The search space of its trials
+    """
+    if space and STUDY_ATTRIBUTE not in study.user_attrs:
+        study.set_user_attr(STUDY_ATTRIBUTE, space.spec)
+
+
+def find_trial(storage: str, study_name: str, number: int | None) -> FrozenTrial:
+    """
+    Find a trial.
+
+    :param storage: The zoo's ``--storage``
+    :param study_name: Name of the study
+    :param number: Its number, None for the best one
+    :return: the trial
+    :raises PluginError: if there is no such study or trial
+    """
+    if storage.endswith(".log") and not Path(storage).is_file():  # it would be made
+        raise PluginError(f"--storage: there is no file {storage}")
+    try:
+        study = optuna.load_study(study_name=study_name, storage=_open_storage(storage))
+    except KeyError as error:
+        raise PluginError(f"--study-name: there is no study {study_name!r} in {storage}") from error
+    trials = study.get_trials(deepcopy=False)
+    if number is None:
+        if not any(trial.state is TrialState.COMPLETE for trial in trials):
+            raise PluginError(f"--study-name: study {study_name!r} in {storage} has no finished trial")
+        return study.best_trial
+    if not 0 <= number < len(trials):
+        valid = f"Valid: 0 to {len(trials) - 1}" if trials else "It has none"
+        raise PluginError(f"--trial-id: study {study_name!r} has no trial {number}. {valid}")
+    return trials[number]
+
+
+def _open_storage(storage: str) -> str | BaseStorage:
+    # As the zoo does
+    return JournalStorage(JournalFileBackend(storage)) if storage.endswith(".log") else storage
 
 
 def write_block(env: str, hyperparams: Mapping[str, Any], remarks: Iterable[str]) -> str:
